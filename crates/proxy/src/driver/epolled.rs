@@ -26,6 +26,10 @@ impl Waits for Events {
         Ok(())
     }
 
+    fn gather(&mut self, worker: &mut Worker, limit: Duration) {
+        worker.wait_for_others(limit);
+    }
+
     fn tell(&mut self, worker: &mut Worker) -> io::Result<()> {
         for event in &self.events[..self.count] {
             worker.event(event.u64, event.events);

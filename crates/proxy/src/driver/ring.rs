@@ -24,15 +24,32 @@ const TRIES: usize = 1000;
 /// The only buffer group.
 const GROUP: u16 = 0;
 
+/// Number of completions that ends the time in which they gather: their buffers should not lie idle.
+const GATHERED: u32 = BUFFERS as u32 / 2;
+
 /// Maximum wait in the probe.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Wait = Wait { limit: Duration::from_secs(1), gather: Duration::ZERO };
+
+/// Wait of a turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    /// Longest wait for a completion.
+    pub(super) limit: Duration,
+    /// Time in which completions gather, however early the first one is.
+    pub(super) gather: Duration,
+}
+
+impl Wait {
+    /// No wait at all.
+    pub(super) const NONE: Wait = Wait { limit: Duration::ZERO, gather: Duration::ZERO };
+}
 
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
 
 /// C structure `struct io_uring_getevents_arg`.
 #[repr(C)]
-struct Wait {
+struct GetEventsArg {
     sigmask: u64,
     sigmask_size: u32,
     min_wait_usec: u32,
@@ -134,6 +151,8 @@ impl Drop for Pool {
 pub(super) struct Ring {
     ring: IoUring,
     pool: Pool,
+    /// True if the kernel has a least wait (6.12).
+    gathers: bool,
 }
 
 impl Ring {
@@ -154,7 +173,8 @@ impl Ring {
         let address = pool.entries.as_ptr() as u64;
         // SAFETY: the pool lives as long as the ring, and is taken from the kernel before it is freed.
         unsafe { ring.submitter().register_buf_ring_with_flags(address, BUFFERS, GROUP, 0)? };
-        Ok(Ring { ring, pool })
+        let gathers = ring.params().is_feature_min_timeout();
+        Ok(Ring { ring, pool, gathers })
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
@@ -189,7 +209,7 @@ impl Ring {
     pub(super) fn turn<'a>(
         &mut self,
         sends: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8], u64)>,
-        wait: Duration,
+        wait: Wait,
         done: &mut Vec<Completion>,
     ) -> io::Result<()> {
         // MSG_DONTWAIT completes the send during its submission. MSG_WAITALL makes a partial send count as failed, so that it has a completion.
@@ -212,18 +232,23 @@ impl Ring {
             if !self.ring.submission().cq_overflow() {
                 return Ok(());
             }
-            wait = Some(Duration::ZERO);
+            wait = Some(Wait::NONE);
         }
     }
 
     /// Submits all entries. With a time to wait, returns after a completion, or when the time is over.
-    fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
-        let time = wait.unwrap_or_default();
-        let want = u32::from(!time.is_zero());
+    fn enter(&mut self, wait: Option<Wait>) -> io::Result<()> {
+        let Wait { limit: time, gather } = wait.unwrap_or(Wait::NONE);
+        // The kernel waits for so many completions for the least time, and then for one.
+        let min_wait_usec = if self.gathers { gather.min(time).as_micros() as u32 } else { 0 };
+        let want = match min_wait_usec {
+            0 => u32::from(!time.is_zero()),
+            _ => GATHERED,
+        };
         let events = if wait.is_some() { ENTER_GETEVENTS } else { 0 };
         let timespec = Timespec { seconds: time.as_secs() as i64, nanos: i64::from(time.subsec_nanos()) };
         let pointer = std::ptr::from_ref(&timespec) as u64;
-        let arg = Wait { sigmask: 0, sigmask_size: 0, min_wait_usec: 0, timespec: pointer };
+        let arg = GetEventsArg { sigmask: 0, sigmask_size: 0, min_wait_usec, timespec: pointer };
         for _ in 0..TRIES {
             let count = self.ring.submission().len() as u32;
             // SAFETY: `arg` is the structure that EXT_ARG requires, and lives for the call, like the memory that it points to.
@@ -241,6 +266,11 @@ impl Ring {
             }
         }
         Err(io::Error::new(io::ErrorKind::OutOfMemory, "io_uring takes no more submissions"))
+    }
+
+    /// True if completions can gather in a wait.
+    pub(super) fn gathers(&self) -> bool {
+        self.gathers
     }
 
     /// Returns the received bytes; empty if there are none.
@@ -317,13 +347,13 @@ mod tests {
         let Some(mut ring) = ring() else { return };
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut done = Vec::new();
-        ring.turn([(there.as_fd(), &b"abc"[..], 1)].into_iter(), Duration::ZERO, &mut done).unwrap();
+        ring.turn([(there.as_fd(), &b"abc"[..], 1)].into_iter(), Wait::NONE, &mut done).unwrap();
         assert!(done.is_empty());
         let mut three = [0; 3];
         here.read_exact(&mut three).unwrap();
         assert_eq!(&three, b"abc");
         let long = vec![7; 8 << 20];
-        ring.turn([(there.as_fd(), &long[..], 2)].into_iter(), Duration::ZERO, &mut done).unwrap();
+        ring.turn([(there.as_fd(), &long[..], 2)].into_iter(), Wait::NONE, &mut done).unwrap();
         assert_eq!((done.len(), done[0].data), (1, 2));
         let count = usize::try_from(done[0].result).unwrap();
         let mut read = vec![0; count];
@@ -340,7 +370,7 @@ mod tests {
         let long = vec![7; 4 << 20];
         let mut done = Vec::new();
         let sends = pairs.iter().enumerate().map(|(i, (a, _))| (a.as_fd(), &long[..], i as u64));
-        ring.turn(sends, Duration::ZERO, &mut done).unwrap();
+        ring.turn(sends, Wait::NONE, &mut done).unwrap();
         let mut told: Vec<u64> = done.iter().filter(|of| of.result > 0).map(|of| of.data).collect();
         told.sort_unstable();
         assert_eq!(told, (0..400).collect::<Vec<_>>());
@@ -363,7 +393,7 @@ mod tests {
             if !std::mem::replace(&mut armed, true) {
                 ring.receive(there.as_fd(), 1).unwrap();
             }
-            ring.turn(NONE, Duration::ZERO, &mut done).unwrap();
+            ring.turn(NONE, Wait::NONE, &mut done).unwrap();
             // Buffers are returned only after they have run out.
             if armed && done.iter().any(|of| !of.more()) || written == total {
                 for of in done.drain(..) {
@@ -387,9 +417,34 @@ mod tests {
         let (_here, there) = UnixStream::pair().unwrap();
         let mut done = Vec::new();
         ring.receive(there.as_fd(), 1).unwrap();
-        ring.turn(NONE, Duration::ZERO, &mut done).unwrap();
+        ring.turn(NONE, Wait::NONE, &mut done).unwrap();
         ring.cancel(1, 2).unwrap();
         ring.turn(NONE, PATIENCE, &mut done).unwrap();
         assert!(done.iter().any(|of| of.data == 1 && of.result == -libc::ECANCELED && !of.more()));
+    }
+
+    #[test]
+    fn completions_gather_until_they_are_many_or_the_time_is_over() {
+        let Some(mut ring) = ring() else { return };
+        let pairs: Vec<_> = (0..GATHERED).map(|_| UnixStream::pair().unwrap()).collect();
+        for (number, (here, _)) in (1..).zip(&pairs) {
+            ring.receive(here.as_fd(), number).unwrap();
+        }
+        let mut done = Vec::new();
+        // One is not enough to end the time, and the time ends with it.
+        (&pairs[0].1).write_all(b"x").unwrap();
+        let soon = Wait { gather: Duration::from_micros(100), ..PATIENCE };
+        ring.turn(NONE, soon, &mut done).unwrap();
+        assert_eq!(done.len(), 1);
+        // Many end a time that is longer than any test may take.
+        let long = Duration::from_secs(3600);
+        done.drain(..).for_each(|of| ring.done(of));
+        ring.publish();
+        for (_, there) in &pairs {
+            (&mut &*there).write_all(b"x").unwrap();
+        }
+        ring.turn(NONE, Wait { limit: long, gather: if ring.gathers() { long } else { Duration::ZERO } }, &mut done)
+            .unwrap();
+        assert!(!ring.gathers() || done.len() >= pairs.len(), "{}", done.len());
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tls::LONGEST_PART;
 
-use super::ring::{Completion, Ring};
+use super::ring::{Completion, Ring, Wait};
 use super::sys;
 use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, Waits, Worker, look_up, slot};
 use crate::core::token::Token;
@@ -89,11 +89,21 @@ impl Agenda {
 struct Turn {
     ring: Ring,
     done: Vec<Completion>,
+    /// Time in which completions gather in the next wait.
+    gather: Duration,
 }
 
 impl Waits for Turn {
     fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
-        worker.submit(&mut self.ring, &mut self.done, limit)
+        let wait = Wait { limit, gather: std::mem::take(&mut self.gather) };
+        worker.submit(&mut self.ring, &mut self.done, wait)
+    }
+
+    fn gather(&mut self, worker: &mut Worker, limit: Duration) {
+        // Bytes that have arrived are in the ring and no longer in the socket. So a wait that other connections should end would not see theirs.
+        if worker.others.is_empty() {
+            self.gather = limit;
+        }
     }
 
     fn tell(&mut self, worker: &mut Worker) -> io::Result<()> {
@@ -126,14 +136,14 @@ impl Worker {
     /// Runs until the worker is stopped.
     pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
         ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
-        let mut turn = Turn { ring, done: Vec::new() };
+        let mut turn = Turn { ring, done: Vec::new(), gather: Duration::ZERO };
         self.turns(&mut turn)?;
         // Sends the last output.
         turn.wait(self, Duration::ZERO)
     }
 
     /// Submits the agenda, waits, and reports the sent bytes to the core.
-    fn submit(&mut self, ring: &mut Ring, done: &mut Vec<Completion>, mut wait: Duration) -> io::Result<()> {
+    fn submit(&mut self, ring: &mut Ring, done: &mut Vec<Completion>, mut wait: Wait) -> io::Result<()> {
         let Poller::Ring(agenda) = &mut self.poller else { return Ok(()) };
         let mut agenda = std::mem::take(&mut **agenda);
         for of in agenda.cancel.drain(..) {
@@ -173,14 +183,23 @@ impl Worker {
         }
         // A send may let a paused connection go on, and no event would end the wait for that.
         if !agenda.send.is_empty() || bytes > MUCH || (self.paused > 0 && bytes > 0) {
-            wait = Duration::ZERO;
+            wait = Wait::NONE;
         }
         let sockets = &self.sockets;
         let sends = agenda.sent.iter().filter_map(|&(token, count)| {
             let output = core.output(token)?.writable().get(..count)?;
             Some((look_up(sockets, token)?.fd.as_fd(), output, SEND | token.raw()))
         });
-        ring.turn(sends, wait, done)?;
+        if wait.gather.is_zero() || ring.gathers() {
+            ring.turn(sends, wait, done)?;
+        } else {
+            // What is sent must not wait for what gathers.
+            ring.turn(sends, Wait::NONE, done)?;
+            if done.is_empty() {
+                self.wait_for_others(wait.gather);
+                ring.turn(std::iter::empty(), wait, done)?;
+            }
+        }
         for of in &*done {
             if of.data & WHAT == SEND
                 && let Some(token) = Token::from_raw(of.data & !WHAT)

@@ -47,6 +47,9 @@ pub(super) trait Waits {
     /// Waits until something happens, at most `limit`.
     fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()>;
 
+    /// Lets answers gather for this time ahead of the next wait, or in it.
+    fn gather(&mut self, worker: &mut Worker, limit: Duration);
+
     /// Reports the events to the core.
     fn tell(&mut self, worker: &mut Worker) -> io::Result<()>;
 
@@ -68,7 +71,7 @@ pub(crate) struct Worker {
     /// Sockets to be read again without waiting for an event.
     pub(super) again: Vec<Token>,
     /// Connections whose messages end the time in which answers gather.
-    others: Vec<Token>,
+    pub(super) others: Vec<Token>,
     effects: Vec<Effect>,
     commands: Vec<WorkerCommand>,
     pub(super) buffer: Box<[u8]>,
@@ -189,7 +192,7 @@ impl Worker {
     pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
         let mut ticked = Instant::now();
         while !self.stopping {
-            self.gather();
+            self.gather(waits);
             let tick = if self.core.has_connections() { TICK } else { IDLE_TICK };
             let limit = if self.again.is_empty() { self.core.patience(tick) } else { Duration::ZERO };
             waits.wait(self, limit)?;
@@ -220,16 +223,17 @@ impl Worker {
 
     /// Lets answers on lanes gather if the core wants that: until the time is over, or another connection needs the
     /// worker.
-    fn gather(&mut self) {
+    fn gather<W: Waits>(&mut self, waits: &mut W) {
         if !self.again.is_empty() {
             return;
         }
-        let Some(limit) = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others) else { return };
-        if matches!(self.poller, Poller::Ring(_)) && !self.others.is_empty() {
-            // With a ring, bytes that have arrived are in the ring and no longer in the socket, so polling the sockets
-            // would not see them.
-            return;
+        if let Some(limit) = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others) {
+            waits.gather(self, limit);
         }
+    }
+
+    /// Waits until the time is over, a mailbox has something, or bytes arrive for one of the `others`.
+    pub(super) fn wait_for_others(&self, limit: Duration) {
         let sockets = self.others.iter().filter_map(|&token| look_up(&self.sockets, token));
         let reads = |socket: &&Socket| !socket.is(Flag::Paused) && !socket.is(Flag::Finished);
         let others = sockets.filter(reads).map(|socket| socket.fd.as_fd());
