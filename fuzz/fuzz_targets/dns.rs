@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kingpost_fuzz::fuzz_target;
-use registry::dns::{KnownNode, Seeds, Services, Transport, Zone, answer};
+use registry::dns::{KnownNode, Queried, Seeds, Services, Transport, Zone, answer};
 use registry::{NamespaceName, ServiceKey, ServiceSnapshot};
 
 struct Nothing;
@@ -14,6 +14,10 @@ struct Nothing;
 impl Services for Nothing {
     fn find(&self, _: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
         Vec::new()
+    }
+
+    fn query(&self, _: &NamespaceName, _: &str) -> Option<Queried> {
+        None
     }
 
     fn node(&self, _: &NamespaceName, _: &str) -> Option<KnownNode> {

@@ -56,12 +56,21 @@ async fn tokens_with_policies_outlive_a_restart_and_count_for_dns() {
     assert_eq!(send(&node, &root, "PUT", anonymous, &linked).await.0, 200);
     assert_eq!((seen("web.service"), seen("db.service"), seen("N1.node")), (1, 0, 1));
 
+    // A prepared query has the rights of its token, else those of whom has none.
+    for (name, service, token) in [("q-web", "web", ""), ("q-db", "db", ""), ("q-lent", "db", root.as_str())] {
+        let query = json!({ "Name": name, "Token": token, "Service": { "Service": service } });
+        assert_eq!(send(&node, &root, "POST", "/v1/query", &query).await.0, 200);
+    }
+    let queries = ["q-web.query", "Q-LENT.query.dc1", "_q-lent._tcp.query", "q-db.query", "q-none.query"];
+    assert_eq!(queries.map(seen), [1, 1, 1, 0, 0]);
+
     node.process().signal(libc::SIGTERM);
     wait_until("the registry to end", SOON, &dir, async || node.process().exit_status().map(drop)).await;
     node.start_again().await;
     let dns = node.dns_port();
     let seen = |name: &str| addresses(dns, name);
     assert_eq!((seen("web.service"), seen("db.service"), seen("N1.node")), (1, 0, 1));
+    assert_eq!(queries.map(seen), [1, 1, 1, 0, 0]);
     assert_eq!(send(&node, &root, "GET", "/v1/acl/token/self", &Value::Null).await.0, 200);
     assert_eq!(send(&node, "", "PUT", "/v1/acl/bootstrap", &Value::Null).await.0, 403, "once for a store");
     let log = std::fs::read_to_string(dir.join("registry.log")).unwrap();

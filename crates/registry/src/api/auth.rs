@@ -196,6 +196,31 @@ impl Auth {
     }
 }
 
+impl Auth {
+    /// Identifies the owner of a token by its hash, like [`Auth::identify`].
+    ///
+    /// # Errors
+    /// The token is unknown.
+    pub(super) fn identify_hash(
+        &self,
+        hash: &TokenHash,
+        stored: impl FnOnce() -> Arc<View>,
+    ) -> Result<Caller, ApiError> {
+        let configured = self.of_configuration().and_then(|tokens| tokens.get(hash));
+        let rights = match (self, configured) {
+            (Auth::None, _) => Rights::Everything,
+            (_, Some(token)) => Rights::Role(Arc::clone(token)),
+            (Auth::Tokens(_), None) => return Err(ApiError::NoSuchToken),
+            (Auth::Acl { default_allow, .. }, None) => {
+                let view = stored();
+                let token = Some(Arc::clone(view.by_secret(hash).ok_or(ApiError::NoSuchToken)?));
+                Rights::Policies(AclCaller { token, view, default_allow: *default_allow })
+            }
+        };
+        Ok(Caller { rights })
+    }
+}
+
 /// Returns the token that a request of Consul's clients has.
 pub(super) fn presented_by(request: &Request) -> Option<String> {
     presented(&request.headers, request.param("token"))

@@ -36,6 +36,7 @@ mod native;
 mod places;
 mod polaris;
 mod prometheus;
+mod public;
 pub(crate) mod rate;
 mod reply;
 mod request;
@@ -70,6 +71,8 @@ pub use list_cache::Pieces;
 pub use nacos::read_listening;
 #[doc(hidden)]
 pub use polaris::read_any as read_polaris_rules;
+pub use public::PublicServices;
+pub(crate) use public::queried;
 pub use rate::RateLimit;
 pub use reply::{Body, Reply};
 use request::namespace;
@@ -148,31 +151,6 @@ pub struct Context {
     places: Arc<Places>,
     /// Set to true when the server stops: waiting requests are then answered with the current state.
     stopping: watch::Receiver<bool>,
-}
-
-/// The services that clients without a login see.
-pub struct PublicServices {
-    registry: Registry,
-    auth: Arc<ArcSwap<Auth>>,
-    acl: Arc<acl::Acl>,
-}
-
-impl crate::dns::Services for PublicServices {
-    fn find(&self, key: &ServiceKey) -> Vec<Arc<crate::ServiceSnapshot>> {
-        let mut found = self.registry.spelled(key);
-        if let Some(anonymous) = self.auth.load().anonymous(|| self.acl.view(&self.registry)) {
-            found.retain(|service| anonymous.may_read(&service.key) && anonymous.sees_nodes(service.key.namespace()));
-        }
-        found
-    }
-
-    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<crate::dns::KnownNode> {
-        let node = crate::dns::Services::node(&self.registry, namespace, name)?;
-        match self.auth.load().anonymous(|| self.acl.view(&self.registry)) {
-            Some(anonymous) if !anonymous.may(Access::Read, Resource::node(&node.name), namespace.as_str()) => None,
-            _ => Some(node),
-        }
-    }
 }
 
 /// A version of all rights: equal to a later one only if no token and no policy has changed.
@@ -259,11 +237,6 @@ impl Context {
         }
     }
 
-    /// Returns the services that clients without a login see, for DNS: all, or with policies those of the anonymous token.
-    pub fn public(&self) -> PublicServices {
-        PublicServices { registry: self.registry.clone(), auth: Arc::clone(&self.auth), acl: Arc::clone(&self.acl) }
-    }
-
     /// Returns a handle that replaces the authentication while the server runs.
     pub fn door(&self) -> Arc<ArcSwap<Auth>> {
         Arc::clone(&self.auth)
@@ -284,6 +257,11 @@ impl Context {
     /// Identifies the caller by the headers and the query parameter, like [`Context::identify`].
     fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<auth::Caller, ApiError> {
         self.auth.load().identify_by(headers, parameter, || self.acl.view(&self.registry))
+    }
+
+    /// Identifies the owner of a token by its hash.
+    fn identify_hash(&self, hash: &auth::TokenHash) -> Result<auth::Caller, ApiError> {
+        self.auth.load().identify_hash(hash, || self.acl.view(&self.registry))
     }
 
     /// Checks a caller's policies about instances, by the services that they belong to now. Instances that do not exist are not checked; the store is

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::base::iana::{Class, Opcode, OptRcode, Rcode};
 use domain::base::message_builder::{AdditionalBuilder, AnswerBuilder, PushError};
@@ -12,7 +13,7 @@ use domain::base::{Message, MessageBuilder, Name, Rtype, Serial, StaticCompresso
 use domain::rdata::{A, Aaaa, Cname, Ns, Soa, Srv};
 
 use super::name::{self, Meaning, Wanted};
-use super::{Services, Zone};
+use super::{Queried, Services, Zone};
 use crate::{Instance, InstanceId, ServiceSnapshot};
 
 /// Transport of a question.
@@ -136,8 +137,16 @@ pub fn answer(
             Ok(address) => Records { addresses: vec![address], ..Records::default() },
             Err(_) => Records { alias: Name::vec_from_str(&node.address).ok(), ..Records::default() },
         }),
-        Meaning::Service(wanted) => match instances(&wanted, services, seeds) {
-            Some(list) => {
+        Meaning::Query(..) | Meaning::Service(_) => {
+            let list = match meaning {
+                Meaning::Query(namespace, name) => services.query(&namespace, &name).and_then(|found| {
+                    draft.ttl = found.ttl.map_or(draft.ttl, seconds);
+                    queried(&found, seeds)
+                }),
+                Meaning::Service(wanted) => instances(&wanted, services, seeds),
+                _ => None,
+            };
+            if let Some(list) = list {
                 let whole = draft.records(&query, &asked, &apex, rtype, Some(of_service(&list, rtype)))?;
                 // A client that knows neither EDNS nor TCP takes any address and forgets the others; so each answer has others.
                 let kept_by_client = with_opt || transport == Transport::Tcp;
@@ -153,8 +162,8 @@ pub fn answer(
                 let mixed = draft.records(&query, &asked, &apex, rtype, Some(mixed))?;
                 return Some(if mixed.records < chosen.records { chosen } else { mixed });
             }
-            None => None,
-        },
+            None
+        }
     };
     draft.records(&query, &asked, &apex, rtype, records)
 }
@@ -172,8 +181,12 @@ pub(super) fn cut(query: &[u8], zone: &Zone) -> Option<Answered> {
 }
 
 fn ttl(zone: &Zone) -> Ttl {
+    seconds(zone.ttl)
+}
+
+fn seconds(ttl: Duration) -> Ttl {
     // More than a day would be a mistake; more than 2^31 s is not allowed.
-    Ttl::from_secs(u32::try_from(zone.ttl.as_secs()).unwrap_or(u32::MAX).min(86_400))
+    Ttl::from_secs(u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).min(86_400))
 }
 
 /// The records of a name.
@@ -232,16 +245,29 @@ impl Ord for Score {
 /// has none.
 fn instances(wanted: &Wanted, services: &dyn Services, seeds: Seeds) -> Option<Vec<Arc<Instance>>> {
     let snapshots: Vec<Arc<ServiceSnapshot>> = wanted.key.iter().flat_map(|key| services.find(key)).collect();
-    let mut random = Random(seeds.order);
     let start = |snapshot: &ServiceSnapshot| match snapshot.instances.len() {
         some if some > LOOKED_AT => (Random(seeds.client).next() % some as u64) as usize,
         _ => 0,
     };
-    let mut found: Vec<(u16, f64, &Arc<Instance>)> = snapshots
+    let found = snapshots
         .iter()
         .flat_map(|snapshot| snapshot.instances.iter_from(start(snapshot)).take(LOOKED_AT))
         .filter(|instance| instance.is_usable())
-        .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))
+        .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)));
+    ordered(found, seeds)
+}
+
+/// Returns the instances of a prepared query in the order in which to try them; `None` if there are none.
+fn queried(found: &Queried, seeds: Seeds) -> Option<Vec<Arc<Instance>>> {
+    let some = found.instances.len().checked_sub(LOOKED_AT);
+    let start = some.map_or(0, |more| (Random(seeds.client).next() % (more as u64 + 1)) as usize);
+    ordered(found.instances.iter().skip(start).take(LOOKED_AT), seeds)
+}
+
+/// Orders instances by priority, then at random by weight; `None` if there are none.
+fn ordered<'a>(found: impl Iterator<Item = &'a Arc<Instance>>, seeds: Seeds) -> Option<Vec<Arc<Instance>>> {
+    let mut random = Random(seeds.order);
+    let mut found: Vec<(u16, f64, &Arc<Instance>)> = found
         // An exponential variate that is shorter for a higher weight: an instance comes first with a probability proportional to its weight.
         .map(|instance| {
             let weight = f64::from(crate::api::weight_by_health(instance));

@@ -7,7 +7,7 @@ use domain::rdata::AllRecordData;
 use proptest::prelude::*;
 
 use super::*;
-use crate::dns::KnownNode;
+use crate::dns::{KnownNode, Queried};
 use crate::{Health, InstanceId, Metadata, NamespaceName, Registration, Revision, ServiceKey};
 
 struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
@@ -15,6 +15,12 @@ struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
 impl Services for Fixed {
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
         self.0.iter().filter(|(known, _)| known.folded() == key.folded()).map(|(_, found)| Arc::clone(found)).collect()
+    }
+
+    fn query(&self, namespace: &NamespaceName, name: &str) -> Option<Queried> {
+        let key = ServiceKey::new(namespace, name.strip_prefix("q-")?).ok()?;
+        let instances = self.find(&key).iter().flat_map(|found| found.instances.iter()).map(Arc::clone).collect();
+        Some(Queried { instances, ttl: Some(Duration::from_secs(77)) })
     }
 
     fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode> {
@@ -377,5 +383,20 @@ fn nodes_have_addresses() {
         assert_eq!(found, code, "{name}");
         assert_eq!(answers.len(), records.len(), "{name}: {answers:?}");
         assert!(answers.iter().zip(records).all(|(answer, record)| answer.contains(record)), "{name}: {answers:?}");
+    }
+}
+
+#[test]
+fn prepared_queries_have_the_records_of_what_they_select() {
+    let some = services(&[("web", &["10.0.0.1", "10.0.0.2"])], |_| {});
+    for (name, rtype, code, records) in [
+        ("q-web.query.consul", Rtype::A, Rcode::NOERROR, 2),
+        ("q-web.QUERY.dc1.consul", Rtype::A, Rcode::NOERROR, 2),
+        ("_q-web._tcp.query.consul", Rtype::SRV, Rcode::NOERROR, 2),
+        ("q-none.query.consul", Rtype::A, Rcode::NXDOMAIN, 0),
+        ("query.consul", Rtype::A, Rcode::NOERROR, 0),
+    ] {
+        let (found, answers, ..) = ask(&some, name, rtype, Transport::Udp, None);
+        assert_eq!((found, answers.len()), (code, records), "{name}: {answers:?}");
     }
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`,
-//! `NODE.node.consul`. DNS has no login, so only the
+//! `NODE.node.consul`, `NAME.query.consul`. DNS has no login, so only the
 //! namespaces that the zone lists are visible. Formats: RFC 1035, 2782, 6891, 7766.
 
 mod answer;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::{NamespaceName, ServiceKey, ServiceSnapshot};
+use crate::{Instance, NamespaceName, ServiceKey, ServiceSnapshot};
 
 pub use answer::{Seeds, Transport, answer};
 pub use server::{Listener, Server};
@@ -67,8 +67,20 @@ pub trait Services {
     /// Returns the services whose names differ from that of `key` at most in case: DNS ignores it.
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>>;
 
+    /// Returns the instances that a prepared query selects; `None` if no query has the name.
+    fn query(&self, namespace: &NamespaceName, name: &str) -> Option<Queried>;
+
     /// Returns the node with a name, in any case.
     fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode>;
+}
+
+/// Result of a prepared query.
+#[derive(Debug, Clone, Default)]
+pub struct Queried {
+    /// The instances, in any order.
+    pub instances: Vec<Arc<Instance>>,
+    /// Time for which an answer may be cached; `None` for the zone's.
+    pub ttl: Option<Duration>,
 }
 
 /// A node.

@@ -19,6 +19,8 @@ pub(super) enum Meaning {
     Service(Wanted),
     /// A node of a namespace, in any case.
     Node(NamespaceName, String),
+    /// A prepared query of a namespace.
+    Query(NamespaceName, String),
     /// An address encoded in the name, as in targets of SRV records.
     Address(IpAddr),
     /// A name that does not exist.
@@ -65,11 +67,12 @@ pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
         [] if labels.is_empty() => Meaning::Apex,
         [] => Meaning::Between,
         [hex, word] if is(word, "addr") => address(hex).map_or(Meaning::Nothing, Meaning::Address),
-        [word] if ["service", "addr", "node"].iter().any(|known| is(word, known)) || word.starts_with('_') => {
+        [word] if ["service", "addr", "node", "query"].iter().any(|known| is(word, known)) || word.starts_with('_') => {
             Meaning::Between
         }
         // Names of nodes have dots, too.
         [name @ .., word] if is(word, "node") => Meaning::Node(namespace.clone(), name.join(".")),
+        [before @ .., word] if is(word, "query") => query(namespace, before),
         [before @ .., word] if is(word, "service") => service(namespace, before),
         [name, proto] if name.starts_with('_') && proto.starts_with('_') => service(namespace, rest),
         _ => Meaning::Nothing,
@@ -90,6 +93,16 @@ fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
         [] => return Meaning::Between,
     };
     Meaning::Service(Wanted { key: ServiceKey::new(namespace, name).ok(), tag })
+}
+
+fn query(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
+    let name = match labels {
+        // RFC 2782.
+        [name, proto] if name.len() > 1 && name.starts_with('_') && proto.starts_with('_') => name[1..].to_owned(),
+        [proto] if proto.starts_with('_') => return Meaning::Between,
+        labels => labels.join("."),
+    };
+    Meaning::Query(namespace.clone(), name)
 }
 
 /// Returns the label of an address: its bytes in hexadecimal.
@@ -128,6 +141,7 @@ mod tests {
         let found = |key: &str, tag: Option<&str>| {
             Meaning::Service(Wanted { key: Some(ServiceKey::parse(key).unwrap()), tag: tag.map(str::to_owned) })
         };
+        let query = |name: &str| Meaning::Query(NamespaceName::default(), name.into());
         for (name, meaning_of) in [
             ("", Meaning::Apex),
             ("web.service", found("default/web", None)),
@@ -159,7 +173,12 @@ mod tests {
             ("0a00001.addr", Meaning::Nothing),
             ("+a000001.addr", Meaning::Nothing),
             ("web", Meaning::Nothing),
-            ("a.web.query", Meaning::Nothing),
+            ("web.query", query("web")),
+            ("a.web.QUERY.dc1", query("a.web")),
+            ("_web._tcp.query", query("web")),
+            ("_tcp.query", Meaning::Between),
+            ("query", Meaning::Between),
+            ("web.query.other.ns", Meaning::Nothing),
         ] {
             let labels: Vec<&str> = name.split('.').filter(|label| !label.is_empty()).collect();
             assert_eq!(meaning(&labels, &zone), meaning_of, "{name}");

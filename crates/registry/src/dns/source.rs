@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{KnownNode, Services};
+use super::{KnownNode, Queried, Services};
 use crate::{NamespaceName, ON, Registry, ServiceKey, ServiceSnapshot, machine_id};
 
 impl Services for Registry {
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
         self.spelled(key)
+    }
+
+    fn query(&self, namespace: &NamespaceName, name: &str) -> Option<Queried> {
+        crate::api::queried(self, namespace, name)
     }
 
     fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode> {

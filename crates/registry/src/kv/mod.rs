@@ -31,6 +31,7 @@ mod judge;
 mod model;
 mod own;
 mod plan;
+mod queries;
 mod rules;
 mod state;
 mod tasks;

@@ -1,4 +1,4 @@
-//! Changes to the reserved namespaces of keys, which hold rules, events, tokens and policies.
+//! Changes to the reserved namespaces of keys, which hold rules, events, tokens and policies, and prepared queries.
 
 use std::sync::Arc;
 

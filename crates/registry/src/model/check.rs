@@ -39,7 +39,7 @@ pub enum CheckKind {
         #[serde(flatten)]
         pace: Pace,
     },
-    /// A probe that passes if `GET` is answered with 200 to 299, after at most 9 redirects. 429 is a warning.
+    /// A probe that passes if an HTTP request is answered with 200 to 299, after at most 9 redirects. 429 is a warning.
     Http {
         /// `http://host:port/path` or `https://host:port/path`, or a path on the instance's own address, without TLS. `user:password@` before the
         /// host becomes Basic authentication.
@@ -50,6 +50,9 @@ pub enum CheckKind {
         /// True if a redirect is not followed, but critical.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         no_redirects: bool,
+        /// The request, if it is not a plain `GET`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<Box<ProbeRequest>>,
         /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
@@ -118,6 +121,27 @@ pub struct InstanceCheck {
     pub check: Check,
 }
 
+/// Request of an HTTP probe. Headers may have secrets: they are not shown but to Consul's own clients.
+#[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProbeRequest {
+    /// Method; empty for `GET`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub method: String,
+    /// Headers with their values, in the order in which they are sent. `Host` replaces the host of the URL.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<(String, String)>,
+    /// Body.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub body: String,
+}
+
+impl std::fmt::Debug for ProbeRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProbeRequest").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
 /// TLS parameters of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -130,6 +154,13 @@ pub struct ProbeTls {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server_name: String,
 }
+
+/// Maximum number of headers of a probe's request, and maximum length of all of them and of its body, in bytes.
+const MOST_HEADERS: usize = 32;
+const LONGEST_HEADERS: usize = 4096;
+const LONGEST_BODY: usize = 4096;
+/// Headers that the probe sets by itself.
+const OWN_HEADERS: [&str; 5] = ["connection", "content-length", "transfer-encoding", "upgrade", "te"];
 
 /// Maximum number of checks of an instance.
 pub const MOST_CHECKS: usize = 16;
@@ -180,12 +211,18 @@ impl Check {
         }
     }
 
-    /// Returns a copy for people to look at: its URLs have no `user:password@` and no query.
+    /// Returns a copy for people to look at: its URLs have no `user:password@` and no query, its requests no values of headers and no body.
     #[must_use]
     pub fn redacted(&self) -> Check {
         let mut check = self.clone();
         match &mut check.kind {
-            CheckKind::Http { url, .. } => *url = without_secrets(url),
+            CheckKind::Http { url, request, .. } => {
+                *url = without_secrets(url);
+                if let Some(request) = request {
+                    request.headers.iter_mut().for_each(|(_, value)| *value = "…".into());
+                    request.body.clear();
+                }
+            }
             CheckKind::Several { checks } => checks.iter_mut().for_each(|part| part.check = part.check.redacted()),
             _ => {}
         }
@@ -238,7 +275,8 @@ impl Check {
                 }
                 pace.check()?;
             }
-            CheckKind::Http { url, tls, pace, .. } => {
+            CheckKind::Http { url, tls, pace, request, .. } => {
+                request.iter().try_for_each(|request| request.check())?;
                 limits::text("url of a check", url, 1, 1024)?;
                 let begins = ["http://", "https://", "/"].iter().any(|start| url.starts_with(start));
                 if !begins || url.contains(char::is_whitespace) {
@@ -306,6 +344,42 @@ fn several(checks: &[InstanceCheck]) -> Result<(), Invalid> {
     Ok(())
 }
 
+impl ProbeRequest {
+    /// Checks that the parts are those of one request, and of no second one.
+    fn check(&self) -> Result<(), Invalid> {
+        let invalid =
+            |what: &'static str, expected: &'static str| Invalid::Value { what, found: "…".into(), expected };
+        let is_token = |text: &str| {
+            !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+        };
+        if !self.method.is_empty() && (self.method.len() > 16 || !is_token(&self.method)) {
+            return Err(invalid("method of a check", "a method such as POST, at most 16 characters"));
+        }
+        let length: usize = self.headers.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+        if self.headers.len() > MOST_HEADERS || length > LONGEST_HEADERS {
+            return Err(invalid("headers of a check", "at most 32 headers of 4096 bytes"));
+        }
+        let is_own = |name: &str| OWN_HEADERS.iter().any(|own| name.eq_ignore_ascii_case(own));
+        let is_good = |(name, value): &(String, String)| {
+            is_token(name) && !is_own(name) && !value.chars().any(|c| c.is_control() && c != '\t')
+        };
+        if !self.headers.iter().all(is_good) {
+            let expected = "names and values of one line, and none of Connection, Content-Length, Transfer-Encoding, Upgrade and TE";
+            return Err(invalid("header of a check", expected));
+        }
+        if self.body.len() > LONGEST_BODY {
+            return Err(invalid("body of a check", "at most 4096 bytes"));
+        }
+        Ok(())
+    }
+
+    /// True if this is a plain `GET`.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.method.as_str(), "" | "GET") && self.headers.is_empty() && self.body.is_empty()
+    }
+}
+
 impl ProbeTls {
     fn check(&self) -> Result<(), Invalid> {
         limits::text("server_name of a check", &self.server_name, 0, 253)
@@ -354,7 +428,13 @@ mod tests {
             ("ftp://user:pw@h/ up", "ftp://h/ up"),
             ("user:pw@h/up", "h/up"),
         ] {
-            let kind = CheckKind::Http { url: url.into(), tls: None, no_redirects: false, pace: Pace::default() };
+            let kind = CheckKind::Http {
+                url: url.into(),
+                tls: None,
+                no_redirects: false,
+                request: None,
+                pace: Pace::default(),
+            };
             let check = Check { kind, deregister_after: None };
             let part = InstanceCheck { id: "a".into(), health: None, check: check.clone() };
             let several = Check { kind: CheckKind::Several { checks: vec![part] }, deregister_after: None };
@@ -404,6 +484,32 @@ mod tests {
                 let again = serde_json::to_string(&check).unwrap();
                 assert_eq!(serde_json::from_str::<Check>(&again).unwrap(), check, "{again}");
             }
+        }
+    }
+
+    #[test]
+    fn requests_that_are_none() {
+        let request = |method: &str, name: &str, value: &str, body: usize| ProbeRequest {
+            method: method.into(),
+            headers: vec![(name.into(), value.into())],
+            body: "x".repeat(body),
+        };
+        for (request, good) in [
+            (request("POST", "X-A", "1", 4096), true),
+            (request("", "Host", "a\tb", 0), true),
+            (request("POST /", "X-A", "1", 0), false),
+            (request("", "X-A", "1\r\nX-B: 2", 0), false),
+            (request("", "X A", "1", 0), false),
+            (request("", "", "1", 0), false),
+            (request("", "content-length", "5", 0), false),
+            (request("", "Transfer-Encoding", "chunked", 0), false),
+            (request("", "X-A", &"1".repeat(4096), 0), false),
+            (request("", "X-A", "1", 4097), false),
+            (ProbeRequest { headers: vec![("X".into(), String::new()); 33], ..ProbeRequest::default() }, false),
+        ] {
+            let (shown, secret) = (format!("{request:?}"), request.headers[0].1.clone());
+            assert_eq!(request.check().is_ok(), good, "{shown} {:?}", request.headers[0]);
+            assert!(secret.len() < 3 || !shown.contains(&secret));
         }
     }
 }

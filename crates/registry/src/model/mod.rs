@@ -10,7 +10,7 @@ mod name;
 mod overlay;
 mod text;
 
-pub use check::{Check, CheckKind, InstanceCheck, MOST_CHECKS, Pace, ProbeTls};
+pub use check::{Check, CheckKind, InstanceCheck, MOST_CHECKS, Pace, ProbeRequest, ProbeTls};
 pub use digest::Digest;
 pub(crate) use instance::WATCHED;
 pub use instance::{Health, Instance, Location, Patch, Registration};

@@ -7,11 +7,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::limits::{self, Invalid};
 
-/// Prefixes of the namespaces in which rules, events, tokens with their policies, and configuration entries are stored; the rest is a digest of the owning namespace.
+/// Prefixes of the namespaces in which rules, events, tokens with their policies, configuration entries and prepared queries are stored; the rest is
+/// a digest of the owning namespace.
 const RULES: &str = "kingpost.rules.";
 const EVENTS: &str = "kingpost.events.";
 const ACL: &str = "kingpost.acl.";
 const CONFIG: &str = "kingpost.config.";
+const QUERIES: &str = "kingpost.query.";
 /// Bytes of the owner's digest in such a name: with the prefix they fit into [`NamespaceName::MAX_BYTES`], and they are enough to make a collision
 /// infeasible.
 const OWNER_DIGEST: usize = 24;
@@ -89,6 +91,11 @@ impl NamespaceName {
         own(&namespace.0, CONFIG)
     }
 
+    /// Returns the reserved namespace for the prepared queries of `namespace`, like [`NamespaceName::of_rules`].
+    pub(crate) fn of_queries(namespace: &NamespaceName) -> NamespaceName {
+        own(&namespace.0, QUERIES)
+    }
+
     /// True if this is a namespace of configuration entries.
     pub(crate) fn is_of_config(&self) -> bool {
         self.digest_of(CONFIG).is_some()
@@ -111,7 +118,7 @@ impl NamespaceName {
     }
 
     fn is_own(&self) -> bool {
-        [RULES, EVENTS, ACL, CONFIG].into_iter().any(|kind| self.digest_of(kind).is_some())
+        [RULES, EVENTS, ACL, CONFIG, QUERIES].into_iter().any(|kind| self.digest_of(kind).is_some())
     }
 
     /// Makes a name as it is stored: one that [`NamespaceName::new`] accepts, or a reserved one.
@@ -341,7 +348,8 @@ mod tests {
         );
         let config: Vec<NamespaceName> = names.iter().map(NamespaceName::of_config).collect();
         assert!(config.iter().all(NamespaceName::is_of_config) && !acl.iter().any(NamespaceName::is_of_config));
-        let all = [rules, events, acl, config, vec![NamespaceName::of_acl("*")]].concat();
+        let queries: Vec<NamespaceName> = names.iter().map(NamespaceName::of_queries).collect();
+        let all = [rules, events, acl, config, queries, vec![NamespaceName::of_acl("*")]].concat();
         for (index, space) in all.iter().enumerate() {
             assert!(!all[..index].contains(space), "{space}");
             assert!(space.as_str().len() <= NamespaceName::MAX_BYTES, "{space}");

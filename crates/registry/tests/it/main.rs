@@ -13,6 +13,7 @@ mod nacos;
 mod nodes;
 mod outage;
 mod postgres;
+mod queries;
 mod sessions;
 mod sqlite;
 mod tikv;

@@ -13,7 +13,7 @@ use humantime_serde::re::humantime;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::session::uuid;
+use super::session::{is_uuid, uuid};
 use super::wire::Object;
 use crate::WriteError;
 use crate::api::acl::{ALL, ANONYMOUS, BUILTIN, PolicyRow, Row, Stored, TokenRow, View, bootstrapped, digest_of};
@@ -113,16 +113,6 @@ fn scope(request: &Request, caller: &Caller, body: &Value) -> Result<String, Api
         (None, "") => Ok(caller.only_namespace().unwrap_or("default").to_owned()),
         (None, said) => Ok(namespace(said)?.as_str().to_owned()),
     }
-}
-
-/// True for a UUID in its usual form.
-fn is_uuid(text: &str) -> bool {
-    let dashes = [8, 13, 18, 23];
-    text.len() == 36
-        && text.bytes().enumerate().all(|(at, byte)| match dashes.contains(&at) {
-            true => byte == b'-',
-            false => byte.is_ascii_hexdigit(),
-        })
 }
 
 /// Returns the rows of a scope.

@@ -17,8 +17,8 @@ use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::rights::{Access, Resource};
 use crate::{
-    Beat, Check, CheckKind, Edit, Health, Instance, InstanceCheck, InstanceId, MOST_CHECKS, Metadata, Pace, ProbeTls,
-    Registration, machine_id,
+    Beat, Check, CheckKind, Edit, Health, Instance, InstanceCheck, InstanceId, MOST_CHECKS, Metadata, Pace,
+    ProbeRequest, ProbeTls, Registration, machine_id,
 };
 
 /// Maximum length of the id of one of several checks: the id is part of an indexed metadata key.
@@ -55,7 +55,7 @@ pub(super) struct ServiceCheck {
 
 /// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: no output is
 /// kept (`OutputMaxSize`).
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 11] = [
     "args",
     "scriptargs",
     "script",
@@ -65,19 +65,30 @@ const REFUSED: [&str; 13] = [
     "osservice",
     "aliasservice",
     "aliasnode",
-    "header",
-    "body",
     "tcpusetls",
     "failuresbeforewarning",
 ];
+
+/// Parses the request of an HTTP check; `None` for a plain one.
+fn request(object: &Object<'_>) -> Result<Option<Box<ProbeRequest>>, ApiError> {
+    let wrong = || ApiError::bad("Check.Header: expected an object of lists of texts");
+    let mut headers = Vec::new();
+    if let Some(header) = object.get("header") {
+        for (name, values) in header.as_object().ok_or_else(wrong)? {
+            for value in values.as_array().ok_or_else(wrong)? {
+                headers.push((name.clone(), value.as_str().ok_or_else(wrong)?.to_owned()));
+            }
+        }
+    }
+    let (method, body) = (object.text("method")?.to_owned(), object.text("body")?.to_owned());
+    let request = ProbeRequest { method, headers, body };
+    Ok((!request.is_plain()).then(|| Box::new(request)))
+}
 
 /// Parses a check.
 pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     let object = Object::new(value, "Check")?;
     object.refuse(&REFUSED)?;
-    if !matches!(object.text("method")?, "" | "GET") {
-        return Err(ApiError::bad("Check.method: probes ask with GET"));
-    }
     let status =
         match object.text("status")? {
             "" => None,
@@ -106,7 +117,8 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         (None, url, "", "") => {
             // `http://` may redirect to `https://`.
             let tls = (url.starts_with("https://") || tls.skip_verify).then_some(tls);
-            Some(CheckKind::Http { url: url.to_owned(), tls, no_redirects: object.flag("disableredirects")?, pace })
+            let (url, no_redirects) = (url.to_owned(), object.flag("disableredirects")?);
+            Some(CheckKind::Http { url, tls, no_redirects, request: request(&object)?, pace })
         }
         (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
         (None, "", "", grpc) => {
@@ -116,6 +128,9 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         }
         _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP, TCP and GRPC")),
     };
+    if !matches!(kind, Some(CheckKind::Http { .. })) {
+        object.refuse(&["header", "body", "method"])?;
+    }
     let speaks_tls = match &kind {
         Some(CheckKind::Http { tls, .. } | CheckKind::Grpc { tls, .. }) => tls.is_some(),
         _ => false,
@@ -634,6 +649,31 @@ mod tests {
                 panic!("another kind")
             };
             assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn requests_of_probes() {
+        let read = |json: serde_json::Value| match probe(&json).map(|probe| probe.check.unwrap().kind) {
+            Ok(CheckKind::Http { request, .. }) => Ok(request),
+            Ok(_) => panic!("another kind"),
+            Err(error) => Err(error.to_string()),
+        };
+        let all = serde_json::json!({"HTTP": "/up", "Method": "POST", "Header": {"X-A": ["1", "2"]}, "Body": "{}"});
+        let headers = vec![("X-A".to_owned(), "1".to_owned()), ("X-A".into(), "2".into())];
+        let expected = ProbeRequest { method: "POST".into(), headers, body: "{}".into() };
+        assert_eq!(read(all).unwrap().as_deref(), Some(&expected));
+        for plain in
+            [serde_json::json!({"HTTP": "/up"}), serde_json::json!({"HTTP": "/up", "Method": "GET", "Header": {}})]
+        {
+            assert_eq!(read(plain).unwrap(), None);
+        }
+        for bad in [
+            serde_json::json!({"TCP": "h:1", "Header": {"X": ["1"]}}),
+            serde_json::json!({"TTL": "10s", "Method": "POST"}),
+            serde_json::json!({"HTTP": "/up", "Header": {"X": "1"}}),
+        ] {
+            assert!(read(bad.clone()).is_err(), "{bad}");
         }
     }
 }

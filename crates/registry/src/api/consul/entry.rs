@@ -9,7 +9,7 @@ use super::checks;
 use super::wire::{Kept, WEIGHT_SCALE, status};
 use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
-use crate::{CheckKind, Health, Instance};
+use crate::{CheckKind, Health, Instance, ProbeRequest};
 
 /// Notes of a maintenance check without a reason.
 const NO_REASON: &str = "no reason was given";
@@ -313,12 +313,13 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
     let mut add = |key: &str, value: String| {
         definition.insert(key.to_owned(), Value::String(value));
     };
-    let (mut secure, mut disable_redirects) = (None, false);
+    let (mut secure, mut disable_redirects, mut asked) = (None, false, None);
     let (kind, pace) = match &check.kind {
         CheckKind::Ttl { .. } => ("ttl", None),
         CheckKind::Reported | CheckKind::Several { .. } => ("", None),
-        CheckKind::Http { url, tls, no_redirects, pace } => {
+        CheckKind::Http { url, tls, no_redirects, request, pace } => {
             add("HTTP", url.clone());
+            asked = request.as_deref();
             (secure, disable_redirects) = (tls.as_ref(), *no_redirects);
             ("http", Some(pace))
         }
@@ -352,6 +353,15 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
             definition.insert("GRPCUseTLS".into(), true.into());
         }
     }
+    if let Some(ProbeRequest { method, headers, body }) = asked {
+        let mut header: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (name, value) in headers {
+            header.entry(name).or_default().push(value);
+        }
+        definition.insert("Method".into(), method.as_str().into());
+        definition.insert("Header".into(), json!(header));
+        definition.insert("Body".into(), body.as_str().into());
+    }
     if disable_redirects {
         definition.insert("DisableRedirects".into(), true.into());
     }
@@ -366,6 +376,12 @@ impl ServiceEntry {
             checks: with_node_checks(instance, &kept, own_node),
             service: AgentService::new(instance, &kept),
         }
+    }
+
+    /// True if no check but the ignored ones is critical, or with `only_passing`, if all pass.
+    pub(super) fn is_healthy(&self, only_passing: bool, ignored: &[String]) -> bool {
+        let counts = self.checks.iter().filter(|check| !ignored.contains(&check.check_id));
+        counts.into_iter().all(|check| check.is("passing") || (!only_passing && !check.is("critical")))
     }
 }
 

@@ -17,10 +17,13 @@ mod health;
 mod kv;
 mod machine;
 mod patterns;
+mod prepared;
+mod query;
 mod routes;
 mod schema;
 mod session;
 mod sight;
+mod template;
 mod txn;
 mod wire;
 
@@ -48,6 +51,7 @@ use filter::Filter;
 #[doc(hidden)]
 pub use filter::read_filter;
 pub(super) use patterns::Patterns;
+pub(super) use prepared::of_name;
 pub(super) use routes::{ABSENT, handle};
 use sight::Sight;
 

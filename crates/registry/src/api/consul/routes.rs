@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use hyper::header::HeaderName;
 use hyper::{Method, StatusCode};
 
-use super::{Call, Sight, Wanted, acl, agent, catalog, events, health, kv, session, txn};
+use super::{Call, Sight, Wanted, acl, agent, catalog, events, health, kv, query, session, txn};
 use crate::api::{ApiError, Context, Reply, Request, namespace};
 
 /// Tells a client that its token does not read everything that was asked for.
@@ -14,8 +14,7 @@ const FILTERED: HeaderName = HeaderName::from_static("x-consul-results-filtered-
 
 /// Parts of Consul that are not served. Consul's clients take a 404 for "no such key", and a watch of a key then repeats the request at once: so
 /// these are answered with 501.
-pub(in crate::api) const ABSENT: [&str; 7] =
-    ["query", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
+pub(in crate::api) const ABSENT: [&str; 6] = ["config", "connect", "coordinate", "operator", "snapshot", "internal"];
 
 pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let path = request.path();
@@ -29,11 +28,11 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     {
         return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
     }
-    if let ["v1", part @ ("kv" | "session" | "txn" | "event"), ..] = path.as_slice()
+    if let ["v1", part @ ("kv" | "session" | "txn" | "event" | "query"), ..] = path.as_slice()
         && !context.registry.has_keys()
     {
         return Err(ApiError::NotImplemented(format!(
-            "Consul's /v1/{part} is not served here: keys, sessions and events need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
+            "Consul's /v1/{part} is not served here: keys, sessions, events and queries need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
         )));
     }
     if let ["v1", "acl", rest @ ..] = path.as_slice() {
@@ -61,6 +60,7 @@ async fn part(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["v1", "kv", ..] => plainly(kv::handle(call).await),
         ["v1", "session", rest @ ..] => plainly(session::handle(call, rest).await),
         ["v1", "event", rest @ ..] => plainly(events::handle(call, rest).await),
+        ["v1", "query", rest @ ..] => plainly(query::handle(call, rest).await),
         ["v1", "txn"] => plainly(txn::handle(call).await),
         _ => Err(call.no_such_path()),
     }

@@ -254,6 +254,16 @@ fn lock_delay(object: &Object<'_>) -> Result<u64, ApiError> {
     u64::try_from(delay.as_nanos()).map_err(|_| wrong())
 }
 
+/// True for a UUID in its usual form.
+pub(super) fn is_uuid(text: &str) -> bool {
+    let dashes = [8, 13, 18, 23];
+    text.len() == 36
+        && text.bytes().enumerate().all(|(at, byte)| match dashes.contains(&at) {
+            true => byte == b'-',
+            false => byte.is_ascii_hexdigit(),
+        })
+}
+
 /// Returns a random UUID, which identifies a session or an event and cannot be guessed.
 pub(super) fn uuid() -> Result<String, ApiError> {
     let mut bytes = [0; 16];

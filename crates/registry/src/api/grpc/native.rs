@@ -16,7 +16,7 @@ use crate::api::{ApiError, Context, changed, namespace, several};
 use crate::rights::{Access, Resource};
 use crate::{
     Beat, Change, Check, CheckKind, Health, Instance, InstanceCheck, InstanceId, Location, Metadata, NamespaceName,
-    Outcome, Pace, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
+    Outcome, Pace, ProbeRequest, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
 };
 
 /// Time that a watch waits before it checks again that the client is connected.
@@ -327,6 +327,17 @@ fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registrati
     })
 }
 
+/// Returns the request of an HTTP probe; `None` for a plain one.
+fn request(method: String, headers: Vec<pb::check::Header>, body: String) -> Option<Box<ProbeRequest>> {
+    let headers = headers.into_iter().map(|header| (header.name, header.value)).collect();
+    let request = ProbeRequest { method, headers, body };
+    (!request.is_plain()).then(|| Box::new(request))
+}
+
+fn shown_header((name, value): &(String, String)) -> pb::check::Header {
+    pb::check::Header { name: name.clone(), value: value.clone() }
+}
+
 fn check(sent: pb::Check) -> Result<Check, ApiError> {
     use pb::check::Kind;
     let own = |target: &pb::check::Target| Some(target.target.clone()).filter(|target| !target.is_empty());
@@ -346,6 +357,7 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
             url: own(&target).unwrap_or_else(|| "/".into()),
             tls: target.tls.map(tls),
             no_redirects: target.no_redirects,
+            request: request(target.method, target.headers, target.body),
             pace: pace(target.pace)?,
         },
         Kind::Reported(pb::check::Reported {}) => CheckKind::Reported,
@@ -424,6 +436,9 @@ fn shown_check(check: &Check) -> pb::Check {
         service: String::new(),
         tls: None,
         no_redirects: false,
+        method: String::new(),
+        headers: Vec::new(),
+        body: String::new(),
         pace: Some(pb::Pace {
             interval: Some(proto_duration(pace.interval)),
             timeout: Some(proto_duration(pace.timeout)),
@@ -442,7 +457,10 @@ fn shown_check(check: &Check) -> pb::Check {
             tls: tls.as_ref().map(shown_tls),
             ..target(to.as_deref(), pace)
         }),
-        CheckKind::Http { url, tls, no_redirects, pace } => Kind::Http(pb::check::Target {
+        CheckKind::Http { url, tls, no_redirects, request, pace } => Kind::Http(pb::check::Target {
+            method: request.as_ref().map(|of| of.method.clone()).unwrap_or_default(),
+            headers: request.iter().flat_map(|of| of.headers.iter().map(shown_header)).collect(),
+            body: request.as_ref().map(|of| of.body.clone()).unwrap_or_default(),
             tls: tls.as_ref().map(shown_tls),
             no_redirects: *no_redirects,
             ..target(Some(url), pace)

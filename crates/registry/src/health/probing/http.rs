@@ -10,7 +10,7 @@ use base64::Engine as _;
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::model::Health;
+use crate::model::{Health, ProbeRequest};
 
 /// Maximum number of requests of a probe, with those that follow redirects: that of Go's client, which Consul's agent probes with.
 pub(super) const MOST_REQUESTS: u32 = 10;
@@ -38,13 +38,21 @@ pub(super) struct Url {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Health(Health),
-    Redirect(Url),
+    Redirect {
+        to: Url,
+        /// True if the same request is sent there; false for a `GET`.
+        same_method: bool,
+    },
 }
 
 impl fmt::Debug for Url {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "{}://{}/…", if self.secure { "https" } else { "http" }, self.authority)
     }
+}
+
+fn method_of(request: &ProbeRequest) -> &str {
+    if request.method.is_empty() { "GET" } else { &request.method }
 }
 
 impl Url {
@@ -101,14 +109,55 @@ impl Url {
         Some(Url { path: without_dots(&path_of(&path)), ..self.clone() })
     }
 
-    /// Sends the request, and reads as much of the response as is needed.
-    pub(super) async fn get(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<Answer> {
-        let Url { authority, path, login, .. } = self;
-        let login = login.as_ref().map_or_else(String::new, |login| format!("Authorization: {login}\r\n"));
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {authority}\r\n{login}User-Agent: kingpost\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-        );
-        stream.write_all(request.as_bytes()).await?;
+    /// Returns the bytes of a request. Its own headers come in place of those that every probe has.
+    fn request(&self, request: &ProbeRequest) -> String {
+        let has = |name: &str| request.headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
+        let mut text = format!("{} {} HTTP/1.1\r\n", method_of(request), self.path);
+        let length = request.body.len().to_string();
+        let login = self.login.as_deref().unwrap_or_default();
+        for (name, value, sent) in [
+            ("Host", self.authority.as_str(), true),
+            ("Authorization", login, !login.is_empty()),
+            ("User-Agent", "kingpost", true),
+            ("Accept", "*/*", true),
+            ("Content-Length", &length, !request.body.is_empty()),
+            ("Connection", "close", true),
+        ] {
+            if sent && !has(name) {
+                text.push_str(&format!("{name}: {value}\r\n"));
+            }
+        }
+        for (name, value) in &request.headers {
+            text.push_str(&format!("{name}: {value}\r\n"));
+        }
+        text.push_str("\r\n");
+        text.push_str(&request.body);
+        text
+    }
+
+    /// Makes `request` the one that goes to `to`, as Go's client does: a `GET` unless the method stays the same, and without the headers that prove who
+    /// asks if the host is another one.
+    pub(super) fn redirected(&self, to: &Url, same_method: bool, request: &mut ProbeRequest) {
+        if !same_method {
+            if method_of(request) != "HEAD" {
+                request.method.clear();
+            }
+            request.body.clear();
+            request.headers.retain(|(name, _)| !name.to_ascii_lowercase().starts_with("content-"));
+        }
+        if self.authority != to.authority {
+            const SECRET: [&str; 4] = ["authorization", "cookie", "www-authenticate", "host"];
+            request.headers.retain(|(name, _)| !SECRET.iter().any(|secret| name.eq_ignore_ascii_case(secret)));
+        }
+    }
+
+    /// Sends a request, and reads as much of the response as is needed.
+    pub(super) async fn ask(
+        &self,
+        request: &ProbeRequest,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    ) -> io::Result<Answer> {
+        stream.write_all(self.request(request).as_bytes()).await?;
         let mut bytes = Vec::with_capacity(512);
         for _ in 0..=MOST_INFORMATIONAL {
             while bytes.len() < STATUS && more(stream, &mut bytes).await? {}
@@ -127,7 +176,9 @@ impl Url {
             if redirects {
                 let location = bytes.get(..end).and_then(location);
                 let elsewhere = location.and_then(|location| self.joined(location));
-                return Ok(elsewhere.map_or(Answer::Health(Health::Critical), Answer::Redirect));
+                let same_method = matches!(code, 307 | 308) || matches!(method_of(request), "GET" | "HEAD");
+                let redirect = |to| Answer::Redirect { to, same_method };
+                return Ok(elsewhere.map_or(Answer::Health(Health::Critical), redirect));
             }
             bytes.drain(..end);
         }
@@ -145,12 +196,12 @@ pub fn read_probe(bytes: &[u8]) -> Option<Health> {
     let url = Url::of(std::str::from_utf8(url).ok()?, || "h:1".into());
     let mut request = Vec::new();
     let mut stream = tokio::io::join(response.get(1..)?, &mut request);
-    let answer = futures_util::FutureExt::now_or_never(url.get(&mut stream))?.ok()?;
+    let answer = futures_util::FutureExt::now_or_never(url.ask(&ProbeRequest::default(), &mut stream))?.ok()?;
     let lines = 6 + usize::from(url.login.is_some());
     assert_eq!(String::from_utf8(request).ok()?.lines().count(), lines);
     match answer {
         Answer::Health(health) => Some(health),
-        Answer::Redirect(to) => {
+        Answer::Redirect { to, .. } => {
             assert!(!to.authority.is_empty() && to.path.starts_with('/'));
             None
         }
@@ -320,11 +371,12 @@ mod tests {
     #[tokio::test]
     async fn what_is_read_of_a_response() {
         let critical = || Answer::Health(Health::Critical);
+        let moved = |to| Answer::Redirect { to: url(to), same_method: true };
         let long = format!("HTTP/1.1 302 Found\r\nX: {}\r\nLocation: /b\r\n\r\n", "x".repeat(HEAD));
         for (response, expected) in [
             ("HTTP/1.1 200 OK\r\n\r\n", Answer::Health(Health::Passing)),
-            ("HTTP/1.1 302 Found\r\nlocation:  /b \r\n\r\nbody", Answer::Redirect(url("/b"))),
-            ("HTTP/1.0 301 M\nLOCATION: /b\n\n", Answer::Redirect(url("/b"))),
+            ("HTTP/1.1 302 Found\r\nlocation:  /b \r\n\r\nbody", moved("/b")),
+            ("HTTP/1.0 301 M\nLOCATION: /b\n\n", moved("/b")),
             ("HTTP/1.1 103 Hints\r\nLocation: /a\r\n\r\nHTTP/1.1 204 No\r\n\r\n", Answer::Health(Health::Passing)),
             ("HTTP/1.1 302 Found\r\n\r\nLocation: /b\r\n\r\n", critical()),
             ("HTTP/1.1 302 Found\r\nLocation: /b\r\n", critical()),
@@ -337,7 +389,7 @@ mod tests {
             let (mut ours, mut theirs) = tokio::io::duplex(64 * 1024);
             theirs.write_all(response.as_bytes()).await.unwrap();
             theirs.shutdown().await.unwrap();
-            assert_eq!(url("/a").get(&mut ours).await.unwrap(), expected, "{response:.80}");
+            assert_eq!(url("/a").ask(&ProbeRequest::default(), &mut ours).await.unwrap(), expected, "{response:.80}");
         }
     }
 
@@ -345,10 +397,40 @@ mod tests {
     async fn what_is_sent() {
         let (mut ours, mut theirs) = tokio::io::duplex(4096);
         theirs.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-        url("http://user:pw@g?x=1").get(&mut ours).await.unwrap();
+        url("http://user:pw@g?x=1").ask(&ProbeRequest::default(), &mut ours).await.unwrap();
         drop(ours);
         let mut sent = String::new();
         theirs.read_to_string(&mut sent).await.unwrap();
         assert!(sent.starts_with("GET /?x=1 HTTP/1.1\r\nHost: g\r\nAuthorization: Basic dXNlcjpwdw==\r\n"), "{sent}");
+    }
+
+    fn request(method: &str, headers: &[(&str, &str)], body: &str) -> ProbeRequest {
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        ProbeRequest { method: method.into(), headers, body: body.into() }
+    }
+
+    #[test]
+    fn a_request_of_its_own() {
+        let sent = url("http://u:p@g/a").request(&request("POST", &[("host", "h"), ("X-Y", "1"), ("X-Y", "2")], "{}"));
+        let expected = "POST /a HTTP/1.1\r\nAuthorization: Basic dTpw\r\nUser-Agent: kingpost\r\nAccept: */*\r\nContent-Length: 2\r\n\
+             Connection: close\r\nhost: h\r\nX-Y: 1\r\nX-Y: 2\r\n\r\n{}";
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn requests_behind_redirects() {
+        let all = [("Authorization", "x"), ("Cookie", "y"), ("X-Z", "z"), ("Content-Type", "t")];
+        for (method, to, same_method, expected) in [
+            ("POST", "http://g/b", true, request("POST", &all, "{}")),
+            ("POST", "http://g/b", false, request("", &all[..3], "")),
+            ("HEAD", "http://g/b", false, request("HEAD", &all[..3], "")),
+            // Another host learns no secret.
+            ("POST", "http://f/b", true, request("POST", &all[2..], "{}")),
+            ("POST", "http://f/b", false, request("", &all[2..3], "")),
+        ] {
+            let mut sent = request(method, &all, "{}");
+            url("http://g/a").redirected(&url(to), same_method, &mut sent);
+            assert!(sent == expected, "{method} {to} {same_method}: {:?}", sent.headers);
+        }
     }
 }

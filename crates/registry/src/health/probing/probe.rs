@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::model::{CheckKind, Health, Instance, Pace, ProbeTls};
+use crate::model::{CheckKind, Health, Instance, Pace, ProbeRequest, ProbeTls};
 
 /// A probe of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,7 @@ enum Kind {
 struct HttpOptions {
     tls: Option<ProbeTls>,
     no_redirects: bool,
+    request: ProbeRequest,
 }
 
 /// The result of a probe.
@@ -55,7 +56,7 @@ pub(crate) struct Found {
 enum Answer {
     Found(Found),
     /// The request that the target refers to.
-    Redirect(Question),
+    Redirect(Box<Question>),
 }
 
 impl From<Health> for Found {
@@ -111,8 +112,9 @@ impl Question {
                 tls.clone_from(how);
                 (target.clone().unwrap_or_else(own), Kind::Grpc { service: service.clone() }, pace)
             }
-            CheckKind::Http { url, tls, no_redirects, pace } => {
-                let options = HttpOptions { tls: tls.clone(), no_redirects: *no_redirects };
+            CheckKind::Http { url, tls, no_redirects, request, pace } => {
+                let request = request.as_deref().cloned().unwrap_or_default();
+                let options = HttpOptions { tls: tls.clone(), no_redirects: *no_redirects, request };
                 return Some((Question::http(Url::of(url, own), options, pace.timeout), pace.clone()));
             }
         };
@@ -203,12 +205,14 @@ impl Question {
     ) -> std::io::Result<Answer> {
         let health = match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
-            Kind::Http { url, options } => match url.get(&mut stream).await? {
+            Kind::Http { url, options } => match url.ask(&options.request, &mut stream).await? {
                 http::Answer::Health(health) => Ok(health),
-                http::Answer::Redirect(_) if options.no_redirects => Ok(Health::Critical),
-                http::Answer::Redirect(url) => {
+                http::Answer::Redirect { .. } if options.no_redirects => Ok(Health::Critical),
+                http::Answer::Redirect { to, same_method } => {
+                    let mut options = options.clone();
+                    url.redirected(&to, same_method, &mut options.request);
                     let left = self.timeout.saturating_sub(began.elapsed());
-                    return Ok(Answer::Redirect(Question::http(url, options.clone(), left)));
+                    return Ok(Answer::Redirect(Box::new(Question::http(to, options, left))));
                 }
             },
             Kind::Postgres => {
@@ -400,7 +404,8 @@ mod tests {
         ] {
             let pace = Pace { timeout: Duration::from_secs(30), ..Pace::default() };
             let ask = async |no_redirects| {
-                let kind = CheckKind::Http { url: url.clone(), tls: None, no_redirects, pace: pace.clone() };
+                let kind =
+                    CheckKind::Http { url: url.clone(), tls: None, no_redirects, request: None, pace: pace.clone() };
                 let question = Question::of(&instance("127.0.0.1", at.port(), kind)).unwrap().0;
                 assert!(!format!("{question:?}").contains("pw"), "{question:?}");
                 question.ask("default", &resolver, &reach, &secure).await.unwrap()
@@ -421,15 +426,37 @@ mod tests {
             ("h", CheckKind::Tcp { target: None, pace: pace.clone() }, "h:7"),
             ("::1", CheckKind::Tcp { target: None, pace: pace.clone() }, "[::1]:7"),
             ("h", CheckKind::Tcp { target: Some("g:9".into()), pace: pace.clone() }, "g:9"),
-            ("h", CheckKind::Http { url: "/up".into(), tls: None, no_redirects: false, pace: pace.clone() }, "h:7"),
             (
                 "h",
-                CheckKind::Http { url: "http://g/up".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                CheckKind::Http {
+                    url: "/up".into(),
+                    tls: None,
+                    no_redirects: false,
+                    request: None,
+                    pace: pace.clone(),
+                },
+                "h:7",
+            ),
+            (
+                "h",
+                CheckKind::Http {
+                    url: "http://g/up".into(),
+                    tls: None,
+                    no_redirects: false,
+                    request: None,
+                    pace: pace.clone(),
+                },
                 "g:80",
             ),
             (
                 "h",
-                CheckKind::Http { url: "http://g:8".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                CheckKind::Http {
+                    url: "http://g:8".into(),
+                    tls: None,
+                    no_redirects: false,
+                    request: None,
+                    pace: pace.clone(),
+                },
                 "g:8",
             ),
             (
@@ -438,13 +465,20 @@ mod tests {
                     url: "http://u:p@g:8?x=1".into(),
                     tls: None,
                     no_redirects: false,
+                    request: None,
                     pace: pace.clone(),
                 },
                 "g:8",
             ),
             (
                 "h",
-                CheckKind::Http { url: "https://g/up".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                CheckKind::Http {
+                    url: "https://g/up".into(),
+                    tls: None,
+                    no_redirects: false,
+                    request: None,
+                    pace: pace.clone(),
+                },
                 "g:443",
             ),
         ] {
