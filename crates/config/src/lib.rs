@@ -184,6 +184,24 @@ impl Config {
     }
 }
 
+impl MetricsConfig {
+    /// Checks that a process may serve metrics at an address: there is no login. `name`: the setting or flag that gave the address.
+    ///
+    /// # Errors
+    /// Other machines could reach it, and the configuration does not allow that; or the address is invalid.
+    pub fn permits(&self, name: &str, address: &str) -> Result<(), Failure> {
+        let read: Result<std::net::SocketAddr, _> = address.parse();
+        match read {
+            Ok(read) if read.ip().is_loopback() || self.allow_remote => Ok(()),
+            Ok(_) => {
+                Err(Failure::config(format!("{name} {address} may be reached from other machines, and has no login"))
+                    .advise("give a loopback address, or say metrics.allow_remote = true in the configuration"))
+            }
+            Err(_) => Err(Failure::config(format!("{name} is {address:?}: expected ip:port"))),
+        }
+    }
+}
+
 impl std::fmt::Debug for MetricsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = f.debug_struct("MetricsConfig");

@@ -659,3 +659,17 @@ fn every_choice_is_one_of_the_type() {
         }
     }
 }
+
+#[test]
+fn addresses_of_metrics() {
+    for (address, remote, good) in [
+        ("127.0.0.1:9700", false, true),
+        ("[::1]:9700", false, true),
+        ("0.0.0.0:9700", false, false),
+        ("0.0.0.0:9700", true, true),
+        ("db:9700", true, false),
+    ] {
+        let config = MetricsConfig { allow_remote: remote, ..MetricsConfig::default() };
+        assert_eq!(config.permits("--metrics-listen", address).is_ok(), good, "{address}");
+    }
+}

@@ -1,13 +1,10 @@
 //! Status of `kingpost watch` over HTTP: `/metrics`, `/healthz`, `/readyz`, so that its death is noticed.
 
-use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::judge::Judgement;
-use config::MetricsConfig;
 use metrics::{Exposition, Source, Type};
-use process::Failure;
 
 /// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.
 const STANDS_STILL: Duration = Duration::from_secs(30);
@@ -119,22 +116,6 @@ fn word(judgement: &Judgement) -> &'static str {
     }
 }
 
-/// Checks that the address may be used: there is no login.
-///
-/// # Errors
-/// Other machines could reach it, and the configuration does not allow that; or the address is invalid.
-pub(super) fn check_address(address: &str, config: &MetricsConfig) -> Result<(), Failure> {
-    let read: Result<SocketAddr, _> = address.parse();
-    match read {
-        Ok(read) if read.ip().is_loopback() || config.allow_remote => Ok(()),
-        Ok(_) => Err(Failure::config(format!(
-            "--metrics-listen {address} may be reached from other machines, and has no login"
-        ))
-        .advise("give a loopback address, or say metrics.allow_remote = true in the configuration")),
-        Err(_) => Err(Failure::config(format!("--metrics-listen is {address:?}: expected ip:port"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,19 +143,5 @@ mod tests {
         let text = report.metrics().render();
         assert!(text.contains("kingpost_watch_failovers_total 1\n"), "{text}");
         assert!(text.contains("kingpost_watch_failures_total 1\n"), "{text}");
-    }
-
-    #[test]
-    fn what_may_be_listened_on() {
-        for (address, remote, good) in [
-            ("127.0.0.1:9700", false, true),
-            ("[::1]:9700", false, true),
-            ("0.0.0.0:9700", false, false),
-            ("0.0.0.0:9700", true, true),
-            ("db:9700", true, false),
-        ] {
-            let config = MetricsConfig { allow_remote: remote, ..MetricsConfig::default() };
-            assert_eq!(check_address(address, &config).is_ok(), good, "{address}");
-        }
     }
 }

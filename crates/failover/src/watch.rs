@@ -12,7 +12,7 @@ use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
 use super::plan::{self, Situation, Survey};
 use super::replace_primary::replace_primary;
-use super::report::{Report, check_address};
+use super::report::Report;
 use super::suspend_aware_clock::SuspendAwareClock;
 use crate::args::WatchArgs;
 use config::Config;
@@ -44,7 +44,7 @@ pub(super) async fn run(mut steps: FailoverRun, args: &WatchArgs, stop: &mut End
     let report = Arc::new(Report::new(elector.is_some()));
     let _admin = match &args.metrics_listen {
         Some(address) => {
-            check_address(address, &steps.config.metrics)?;
+            steps.config.metrics.permits("--metrics-listen", address)?;
             Some(Admin::start(address, None, Arc::clone(&report)).await?)
         }
         None => None,
