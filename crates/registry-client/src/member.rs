@@ -31,6 +31,15 @@ pub struct Entry {
     pub zone: Option<String>,
 }
 
+/// The right of one node to make a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// Name of the node.
+    pub name: String,
+    /// Random id of the node.
+    pub id: String,
+}
+
 impl Member {
     /// Prepares access to the registry; connects to nobody.
     ///
@@ -78,12 +87,37 @@ impl Member {
         self.ask(Method::POST, "deregistrations", Some(&json!({ "ids": [name] }))).await.map(drop)
     }
 
-    /// Asks the registry's nodes in turn.
+    /// Claims the right to make the cluster of this service, for good. Returns the holder: the first node that claimed it.
+    ///
+    /// # Errors
+    /// No node of the registry answers, or the first that does refuses.
+    pub async fn claim(&self, node: &Claim) -> Result<Claim, Failure> {
+        let path = format!("/v1/kv/{}", self.claim_key().split('/').map(segment).collect::<Vec<_>>().join("/"));
+        let claim = json!({ "node": node.name, "id": node.id });
+        self.ask_for(Method::PUT, &format!("{path}?cas=0"), Some(&claim)).await?;
+        let held = self.ask_for(Method::GET, &format!("{path}?raw&consistent"), None).await?;
+        match (held["node"].as_str(), held["id"].as_str()) {
+            (Some(name), Some(id)) => Ok(Claim { name: name.to_owned(), id: id.to_owned() }),
+            _ => Err(Failure::runtime(format!("the registry's key {} is no claim of a node", self.claim_key()))
+                .advise("another program uses the key: remove it if there is no cluster yet")),
+        }
+    }
+
+    /// Returns the registry's key of the claim.
+    pub fn claim_key(&self) -> String {
+        format!("kingpost/clusters/{}/{}", self.namespace, self.service)
+    }
+
+    /// Asks for a path of the namespace.
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-        let path = format!("/v1/namespaces/{}/{path}", segment(&self.namespace));
+        self.ask_for(method, &format!("/v1/namespaces/{}/{path}", segment(&self.namespace)), body).await
+    }
+
+    /// Asks the registry's nodes in turn.
+    async fn ask_for(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut last = Failure::config("the registry has no address: set cluster.from.urls");
         for remote in &self.asked.remotes {
-            match remote.ask(method.clone(), &path, body).await {
+            match remote.ask(method.clone(), path, body).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => last = failure,
             }
