@@ -37,6 +37,25 @@ use std::time::Duration;
         pub clone_timeout: Duration = Duration::from_secs(24 * 3600);
         /// Number of replaced data directories that are kept, the newest. 0: none.
         pub aside: usize = 1, range(0, 16);
+        /// Source of a copy: "primary" by pg_basebackup, or "archive": the newest base backup and the WAL of `[relay.archive]`, and the primary if that
+        /// fails.
+        pub copy_from: CopySource = CopySource::Primary;
+        /// host:port of the agent's /metrics, /healthz and /readyz; "": none. `metrics.allow_remote` allows other addresses than loopback ones.
+        pub metrics_listen: String = String::new();
+        /// Watchdog device: it resets the machine when the agent of a primary hangs, or does not stop its server within the lease. Its timeout has to be
+        /// at most half of the lease, and more than a quarter, in which the server is stopped.
+        pub watchdog: Option<PathBuf> = None, example(r#""/dev/watchdog""#);
+    }
+}
+
+::settings::settings! {
+    /// Source of a copy of the data.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum CopySource {
+        /// The primary.
+        Primary = "primary",
+        /// The archive.
+        Archive = "archive",
     }
 }
 

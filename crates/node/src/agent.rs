@@ -1,11 +1,14 @@
 //! The agent: observes, lets the supervisor decide, and acts; one turn each interval.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use config::Config;
+use config::node::CopySource;
 use failover::observe::{Observed, Observer, Peer, PeerState, Voice};
 use process::{Failure, systemd};
-use registry_client::Entry;
+use registry_client::{Claim, Entry, Member};
 use tokio::sync::watch;
 use topology::NodeConfig;
 use watermark::Lsn;
@@ -15,7 +18,9 @@ use crate::directory::{Directory, NodeIdentity};
 use crate::hands::Hands;
 use crate::lease::{self, LeaseClock};
 use crate::mandate::{self, Leader, Mandate};
+use crate::report::Report;
 use crate::settings_file;
+use crate::shared::{self, OwnSettings};
 use crate::supervise::{Action, Data, Decision, Lease, Observation, Permits, Server, State, Trouble, Up, decide};
 
 /// Time without WAL after which a standby is led elsewhere: a failover in progress leads it sooner.
@@ -25,7 +30,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Interval between two looks at the lease.
 const LEASE_PACE: Duration = Duration::from_millis(100);
 /// Share of reads of a server without a configured one.
-const WEIGHT: u32 = 100;
+pub(crate) const WEIGHT: u32 = 100;
+/// Interval between two looks at the server's settings.
+const SETTINGS_PACE: Duration = Duration::from_secs(5);
 
 /// Sets the fence, in the files, and ends all sessions but those of agents and failovers.
 const FENCE: [&str; 3] = [
@@ -58,6 +65,15 @@ pub(crate) struct Agent {
     pub(crate) entry: watch::Sender<Option<Entry>>,
     /// Servers that the registry has.
     pub(crate) listed: watch::Receiver<Vec<NodeConfig>>,
+    /// Access to the registry, if there is one.
+    pub(crate) member: Option<Arc<Member>>,
+    /// The configuration file.
+    pub(crate) file: Option<PathBuf>,
+    /// Share of reads in the registry.
+    pub(crate) weight: u32,
+    /// Lease of a primary, for the watchdog; None for any other server.
+    pub(crate) guarded: watch::Sender<Option<LeaseClock>>,
+    pub(crate) status: Arc<Report>,
     pub(crate) memory: Memory,
 }
 
@@ -76,6 +92,14 @@ pub(crate) struct Memory {
     checked_rights: bool,
     /// True if the server was primary in the last turn.
     is_primary: bool,
+    /// Another node's claim to make the cluster.
+    claimed: Option<Trouble>,
+    /// Time of the last look at the server's settings.
+    settings_seen: Option<Duration>,
+    /// True if the settings fell short of the primary's at that time.
+    cramped: bool,
+    /// Settings that waited for a restart at that time.
+    pending: Vec<String>,
 }
 
 /// An upstream of a standby.
@@ -92,7 +116,8 @@ impl Agent {
     pub(crate) async fn run(&mut self) -> Result<(), Failure> {
         loop {
             let lease = self.lease;
-            let is_primary = self.memory.is_primary && !self.config.failover.relays.is_empty();
+            let is_primary =
+                self.memory.is_primary && !self.config.failover.relays.is_empty() && !self.hands.directory.is_paused();
             let acted = tokio::select! {
                 biased;
                 acted = self.turn() => acted?,
@@ -123,16 +148,23 @@ impl Agent {
         let seen = self.observer.observe().await;
         let observation = self.observation(&seen, asked).await;
         let decision = decide(&observation);
+        self.guard(&observation);
         self.report(&decision, &observation);
         self.check_rights(&observation).await;
         if decision.action == Action::Wait {
-            if decision.state == State::Fenced && matches!(&observation.server, Server::Up(up) if !up.locked) {
+            if decision.state == State::Fenced
+                && !observation.paused
+                && matches!(&observation.server, Server::Up(up) if !up.locked)
+            {
                 // Sessions that have come since.
                 let _ = self.observer.run(&self.name, &FENCE[2..]).await;
             }
             return Ok(false);
         }
+        tracing::debug!(action = ?decision.action, "the agent acts");
+        self.status.begins();
         let done = self.act(&decision.action, &seen, &observation).await;
+        self.status.ends(done.is_ok());
         match done {
             Ok(()) => {
                 // A start has succeeded only when the server answers.
@@ -217,7 +249,10 @@ impl Agent {
         }
         let led = leader.as_ref().map(|leader| upstreams(seen, leader)).unwrap_or_default();
         let server = match state {
-            Some(state) => Server::Up(self.up(&state, &led)),
+            Some(state) => {
+                self.look_at_settings().await;
+                Server::Up(self.up(&state, &led))
+            }
             None if runs => Server::Silent,
             None => Server::Down,
         };
@@ -234,6 +269,8 @@ impl Agent {
             lease: if self.config.failover.relays.is_empty() { Lease::Valid } else { self.lease.state(lease::now()) },
             fenced: self.hands.directory.is_fenced(),
             permits: self.permits,
+            claimed: self.memory.claimed.clone(),
+            paused: self.hands.directory.is_paused(),
         }
     }
 
@@ -254,7 +291,39 @@ impl Agent {
             patience_over: silent_since.is_some_and(|since| now.saturating_sub(since) >= PATIENCE),
             led: state.upstream.as_ref().is_some_and(leads),
             locked: state.locked,
+            cramped: self.memory.cramped,
         }
+    }
+
+    /// Looks at the settings that standbys share with their primary, and at those that wait for a restart.
+    async fn look_at_settings(&mut self) {
+        let now = lease::now();
+        if self.memory.settings_seen.is_some_and(|seen| now.saturating_sub(seen) < SETTINGS_PACE) {
+            return;
+        }
+        self.memory.settings_seen = Some(now);
+        let text = match self.observer.run(&self.name, &[shared::QUERY]).await {
+            Ok(text) => text.unwrap_or_default(),
+            Err(why) => return tracing::debug!(why, "cannot read the server's settings"),
+        };
+        let Some(own) = OwnSettings::parse(&text) else { return };
+        self.memory.cramped = own.recovery_paused && !self.hands.short_settings(Some(&own)).await.is_empty();
+        if own.pending != self.memory.pending {
+            match own.pending.is_empty() {
+                true => tracing::info!("no setting waits for a restart of the server any more"),
+                false => {
+                    tracing::warn!(settings = own.pending.join(", "), "these settings wait for a restart of the server")
+                }
+            }
+            self.status.pending(own.pending.len());
+            self.memory.pending = own.pending;
+        }
+    }
+
+    /// Tells the watchdog whose lease it guards.
+    fn guard(&self, observation: &Observation) {
+        let guarded = self.memory.is_primary && !self.config.failover.relays.is_empty() && !observation.paused;
+        self.guarded.send_replace(guarded.then_some(self.lease));
     }
 
     /// Returns the data of a running server, from its own answer.
@@ -322,6 +391,9 @@ impl Agent {
         match action {
             Action::Wait => Ok(()),
             Action::Initialise => {
+                if !self.claim().await? {
+                    return Ok(());
+                }
                 self.hands.directory.set_new(true)?;
                 self.hands.initialise().await?;
                 self.remember_data().await
@@ -332,7 +404,10 @@ impl Agent {
                 self.make_slot(&leader, &upstream).await?;
                 let (host, port) = split(&leader.address);
                 let slot = settings_file::slot(&self.name);
-                self.hands.clone_from(&host, port, (&upstream.host, upstream.port), &slot).await?;
+                let to = (&*upstream.host, upstream.port);
+                if !self.copy_from_archive(&leader, to, &slot).await {
+                    self.hands.clone_from(&host, port, to, &slot).await?;
+                }
                 self.hands.directory.set_fenced(false)?;
                 self.remember_data().await?;
                 self.hands.directory.set_copy_wanted(false)
@@ -345,7 +420,7 @@ impl Agent {
             }
             Action::StartPrimary => {
                 self.lease.renew(lease::now());
-                self.start()
+                self.start(&[])
             }
             Action::StartStandby => {
                 if let Ok((leader, upstream)) = self.source(seen, observation) {
@@ -356,7 +431,11 @@ impl Agent {
                     let data = self.hands.directory.data();
                     self.hands.follow(&data, (&upstream.host, upstream.port), &slot)?;
                 }
-                self.start()
+                let raised = self.hands.short_settings(None).await;
+                if !raised.is_empty() {
+                    tracing::warn!(settings = ?raised, "the server starts with the primary's settings: its own fall short of them");
+                }
+                self.start(&raised)
             }
             Action::StopFast => {
                 self.hands.stop(false).await;
@@ -434,14 +513,35 @@ impl Agent {
         run.map(drop).map_err(|why| Failure::runtime(format!("cannot set up the server {}: {why}", self.name)))
     }
 
-    fn start(&mut self) -> Result<(), Failure> {
+    /// Claims to make the cluster, where a registry decides between several hosts; returns true if this node may.
+    async fn claim(&mut self) -> Result<bool, Failure> {
+        let Some(member) = &self.member else { return Ok(true) };
+        let own = Claim { name: self.name.clone(), id: self.identity.id.clone() };
+        let held = member.claim(&own).await?;
+        self.memory.claimed = (held != own).then(|| Trouble::Claimed { node: held.name, key: member.claim_key() });
+        Ok(self.memory.claimed.is_none())
+    }
+
+    /// Makes a standby's data from the archive, if they are to come from there; returns false if they have to come from the primary.
+    async fn copy_from_archive(&self, leader: &Leader, upstream: (&str, u16), slot: &str) -> bool {
+        let (CopySource::Archive, Some(file)) = (self.config.node.copy_from, &self.file) else { return false };
+        match self.hands.clone_from_archive(file, leader.system, upstream, slot).await {
+            Ok(()) => true,
+            Err(failure) => {
+                tracing::warn!("the data are copied from the primary, for the archive cannot be used: {failure}");
+                false
+            }
+        }
+    }
+
+    fn start(&mut self, raised: &[(&'static str, u32)]) -> Result<(), Failure> {
         // A server that ended without an answer: the next start comes later.
         if self.memory.failures > 0 {
             tracing::warn!("the server did not come up; the end of its log:\n{}", self.hands.log_tail());
         }
         self.memory.failures += 1;
-        self.memory.checked_rights = false;
-        self.hands.spawn()
+        (self.memory.checked_rights, self.memory.settings_seen, self.memory.cramped) = (false, None, false);
+        self.hands.spawn(raised)
     }
 
     /// Writes the identity of the data.
@@ -500,6 +600,8 @@ impl Agent {
 
     /// Shows a changed state in the log, to the service manager and in the registry.
     fn report(&mut self, decision: &Decision, observation: &Observation) {
+        let lease = self.memory.is_primary.then(|| self.lease.rest(lease::now())).flatten();
+        self.status.decided(decision, observation.paused, lease);
         let now = (decision.state, decision.why.clone());
         if self.memory.reported.as_ref() != Some(&now) {
             let why = decision.why.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -524,7 +626,7 @@ impl Agent {
             name: self.name.clone(),
             address: self.address.clone(),
             role,
-            weight: WEIGHT,
+            weight: self.weight,
             zone: own.and_then(|node| node.zone.clone()),
         };
         self.entry.send_if_modified(|before| before.replace(entry.clone()).as_ref() != Some(&entry));
@@ -534,12 +636,15 @@ impl Agent {
     pub(crate) async fn end(&mut self) {
         let drain = self.config.node.drain;
         if !drain.is_zero() && self.entry.borrow().is_some() {
+            self.weight = 0;
             self.entry.send_modify(|entry| {
                 if let Some(entry) = entry {
                     entry.weight = 0;
                 }
             });
-            tokio::time::sleep(drain).await;
+            tracing::info!(?drain, "the server's weight is 0; clients have time to leave");
+            // A primary's lease goes on meanwhile.
+            let _ = tokio::time::timeout(drain, self.run()).await;
         }
         if self.hands.runs() {
             self.hands.stop(false).await;

@@ -19,7 +19,8 @@ pub struct NodeArgs {
     /// Directory of the agent; node.directory if not given
     #[arg(long, short = 'D', value_name = "DIR")]
     pub directory: Option<PathBuf>,
-    /// Makes a new cluster, if the directory is empty and no other server of the cluster answers
+    /// Makes a new cluster, if the directory is empty and no other server of the cluster answers. With --join on several hosts one makes it: the first
+    /// that the registry lets, or the first in [[cluster.nodes]]; the others are its replicas
     #[arg(long)]
     pub init: bool,
     /// Makes a replica, if the directory is empty: from the primary among the servers of this registry (http://…), or of the configuration and this server.
@@ -35,4 +36,10 @@ pub struct NodeArgs {
     /// Removes this server from the registry, and its slots from the others; the agent has to be stopped
     #[arg(long, conflicts_with_all = ["init", "join", "adopt", "rebuild"])]
     pub leave: bool,
+    /// Has the running agent of the directory only watch, also after its restart: it starts, stops, fences and changes nothing
+    #[arg(long, conflicts_with_all = ["init", "join", "adopt", "rebuild", "leave", "resume"])]
+    pub pause: bool,
+    /// Has the agent of the directory act again
+    #[arg(long, conflicts_with_all = ["init", "join", "adopt", "rebuild", "leave"])]
+    pub resume: bool,
 }

@@ -11,6 +11,7 @@
 //!              rewinding/      data that pg_rewind changes: renamed back to data/ when it has ended well
 //!              new             from the start of a new cluster until most of its relays have confirmed it
 //!              wanted          while a new copy is to be made in place of data that were set aside
+//!              paused          while the agent only watches
 //!              aside-<time>/   replaced data
 //! ```
 //!
@@ -34,6 +35,8 @@ const FENCED: &str = "fenced";
 const NEW: &str = "new";
 /// File that exists while a copy is to be made.
 const WANTED: &str = "wanted";
+/// File that exists while the agent only watches.
+const PAUSED: &str = "paused";
 /// Prefix of replaced data directories.
 const ASIDE: &str = "aside-";
 /// Most entries of a directory that are looked at.
@@ -240,6 +243,19 @@ impl Directory {
     /// The directory cannot be written.
     pub(crate) fn set_new(&self, new: bool) -> Result<(), Failure> {
         self.set(NEW, new)
+    }
+
+    /// True while the agent only watches.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.path.join(PAUSED).exists()
+    }
+
+    /// Has the directory's agent only watch, or act again.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub(crate) fn set_paused(&self, paused: bool) -> Result<(), Failure> {
+        self.set(PAUSED, paused)
     }
 
     /// Creates or removes an empty file.

@@ -12,9 +12,14 @@ use watermark::Lsn;
 use crate::controldata::{self, OnDisk};
 use crate::directory::{Directory, remove};
 use crate::settings_file;
+use crate::shared::{self, OwnSettings};
 
 /// Longest time for initdb.
 const INITDB: Duration = Duration::from_secs(120);
+/// Longest time for one question to the server's program.
+const ASK: Duration = Duration::from_secs(10);
+/// Prefixes of environment variables that `kingpost restore` gets: the configuration, and the login of an object store.
+const RESTORE_ENVIRONMENT: [&str; 2] = ["KINGPOST_", "AWS_"];
 /// Longest time for an immediate stop, before SIGKILL.
 const QUIT: Duration = Duration::from_secs(10);
 /// Interval between two checks of a server that stops.
@@ -156,6 +161,38 @@ impl Hands {
         self.directory.rename(&data, &self.directory.data())
     }
 
+    /// Makes the data of a standby of `system` from the newest backup and the WAL in the archive of a configuration.
+    pub(crate) async fn clone_from_archive(
+        &self,
+        config: &Path,
+        system: u64,
+        upstream: (&str, u16),
+        slot: &str,
+    ) -> Result<(), Failure> {
+        let data = self.directory.cloning();
+        remove(&data)?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::environment(format!("cannot find this program's path: {error}")))?;
+        let config = std::path::absolute(config).map_err(|error| Failure::path("use", config, &error))?;
+        let mut command = tool(&program, &self.directory.path, self.directory.account.as_ref());
+        let kept = |name: &std::ffi::OsStr| {
+            RESTORE_ENVIRONMENT.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        };
+        command.envs(std::env::vars_os().filter(|(name, _)| kept(name)));
+        command.args(["restore", "--standby", "--config"]).arg(config).arg("--to").arg(&data);
+        self.run("restore", command, self.clone_timeout).await?;
+        let found = self.inspect_in(&data).await?.map(|disk| disk.system);
+        if found != Some(system) {
+            return Err(Failure::runtime(format!(
+                "the archive has a backup of the cluster {}, and the primary is of {system}",
+                found.unwrap_or(0)
+            ))
+            .advise("point [relay.archive] at the archive of this cluster"));
+        }
+        self.make_standby(&data, upstream, slot)?;
+        self.directory.rename(&data, &self.directory.data())
+    }
+
     /// Makes stopped data those of a standby.
     pub(crate) fn make_standby(&self, data: &Path, upstream: (&str, u16), slot: &str) -> Result<(), Failure> {
         self.follow(data, upstream, slot)?;
@@ -213,12 +250,48 @@ impl Hands {
 
     /// Reads the data directory; None without complete data.
     pub(crate) async fn inspect(&self) -> Result<Option<OnDisk>, Failure> {
-        let data = self.directory.data();
-        let Some(control) = ControlData::read(self.command("pg_controldata"), &data).await? else { return Ok(None) };
+        self.inspect_in(&self.directory.data()).await
+    }
+
+    async fn inspect_in(&self, data: &Path) -> Result<Option<OnDisk>, Failure> {
+        let Some(control) = self.control_data(data).await? else { return Ok(None) };
         controldata::on_disk(&control).map(Some).ok_or_else(|| {
             Failure::environment(format!("pg_controldata does not understand {}", data.display()))
                 .advise("the control file is damaged: `kingpost node --rebuild` copies the primary's data anew")
         })
+    }
+
+    async fn control_data(&self, data: &Path) -> Result<Option<ControlData>, Failure> {
+        ControlData::read(self.command("pg_controldata"), data).await
+    }
+
+    /// Returns the settings that fall short of the primary's, with the primary's values. `own`: the settings of the running server; None: those of
+    /// the files.
+    pub(crate) async fn short_settings(&self, own: Option<&OwnSettings>) -> Vec<(&'static str, u32)> {
+        let Ok(Some(control)) = self.control_data(&self.directory.data()).await else { return Vec::new() };
+        match own {
+            Some(own) => own.short(&control),
+            None => self.configured().await.short(&control),
+        }
+    }
+
+    /// Reads the shared settings in the files of a stopped server.
+    async fn configured(&self) -> OwnSettings {
+        let mut values = Vec::new();
+        for name in shared::names() {
+            let mut command = self.command("postgres");
+            command.arg("-D").arg(self.directory.data()).args(["-C", name]).kill_on_drop(true);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+            let value = match tokio::time::timeout(ASK, command.output()).await {
+                Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).trim().parse().ok(),
+                _ => None,
+            };
+            match value {
+                Some(value) => values.push((name.to_owned(), value)),
+                None => tracing::debug!(name, "cannot read a setting of the stopped server"),
+            }
+        }
+        OwnSettings::of(values)
     }
 
     /// Returns the major version of the data, if there are any.
@@ -252,8 +325,8 @@ impl Hands {
         std::fs::remove_file(&file).map_err(|error| Failure::path("remove", &file, &error))
     }
 
-    /// Starts the server's process, and waits for nothing.
-    pub(crate) fn spawn(&mut self) -> Result<(), Failure> {
+    /// Starts the server's process with these settings beside those of its place, and waits for nothing.
+    pub(crate) fn spawn(&mut self, raised: &[(&'static str, u32)]) -> Result<(), Failure> {
         self.clear_pid_file()?;
         let mut command = self.command("postgres");
         for (name, value) in [
@@ -263,6 +336,9 @@ impl Hands {
             ("cluster_name", self.start.cluster_name.clone()),
             ("recovery_target_timeline", "latest".into()),
         ] {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        for (name, value) in raised {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         command.arg("-D").arg(self.directory.data());

@@ -29,6 +29,11 @@ impl LeaseClock {
         self.renewed = self.renewed.max(asked);
     }
 
+    /// Returns the rest of the length; None for a lease without an end.
+    pub(crate) fn rest(&self, now: Duration) -> Option<Duration> {
+        self.length.map(|length| length.saturating_sub(now.saturating_sub(self.renewed)))
+    }
+
     /// Returns the age: late after half of the length, over after three quarters. The rest is for the stop.
     pub(crate) fn state(&self, now: Duration) -> Lease {
         let Some(length) = self.length else { return Lease::Valid };
@@ -55,6 +60,7 @@ mod tests {
         assert_eq!(lease.state(at(115)), Lease::Valid);
         lease.renew(at(90));
         assert_eq!(lease.state(at(122)), Lease::Late, "an older answer does not shorten it");
+        assert_eq!((lease.rest(at(122)), lease.rest(at(140))), (Some(at(10)), Some(Duration::ZERO)));
         assert_eq!(LeaseClock::new(Duration::ZERO, at(0)).state(at(9999)), Lease::Valid);
     }
 

@@ -15,17 +15,22 @@ mod hands;
 mod lease;
 mod mandate;
 mod reap;
+mod report;
 mod settings_file;
+mod shared;
 mod supervise;
 #[cfg(test)]
 mod supervise_tests;
+mod watchdog;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use config::node::Attachment;
 use config::{Config, load, parse, stat_file, warn};
 use failover::observe::Observer;
+use metrics::{Admin, Pushing};
 use process::postgresql::ControlData;
 use process::{Failure, INTERRUPTED, LogFlags, StopSignals, control_runtime, logging, systemd, terminal};
 use registry_client::{Entry, Member};
@@ -33,11 +38,12 @@ use tokio::sync::watch;
 use topology::NodeConfig;
 use watermark::Lsn;
 
-use agent::{Agent, Memory, split};
+use agent::{Agent, Memory, WEIGHT, split};
 pub use args::NodeArgs;
 use directory::{Directory, NodeIdentity};
 use hands::{Hands, Login, StartSettings};
 use lease::LeaseClock;
+use report::Report;
 use supervise::Permits;
 
 /// Interval of registrations, and of looks for a volume.
@@ -50,6 +56,15 @@ pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut config = read(args)?;
     logging::start(&log.over(&config.log), None)?;
     complete(&mut config, args)?;
+    if args.pause || args.resume {
+        Directory::open(&config.node.directory)?.set_paused(args.pause)?;
+        terminal::line(format_args!(
+            "the agent of {} {}",
+            config.node.directory.display(),
+            if args.pause { "only watches: `kingpost node --resume` has it act again" } else { "acts" }
+        ));
+        return Ok(());
+    }
     let runtime = control_runtime()?;
     let result = runtime.block_on(run(config, args));
     runtime.shutdown_background();
@@ -60,6 +75,8 @@ pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
 #[must_use]
 pub fn kept_settings(text: &str) -> String {
     let _ = (controldata::on_disk(&ControlData::new(text.into(), false, 0)), controldata::fork(text, 2, 1));
+    let own = shared::OwnSettings::parse(text).unwrap_or_default();
+    let _ = own.short(&ControlData::new(text.into(), true, 0));
     let _ = text.lines().filter(|line| controldata::is_left_segment(line, 2, Lsn(7), 16 << 20)).count();
     settings_file::cleaned(text)
 }
@@ -122,6 +139,10 @@ fn complete(config: &mut Config, args: &NodeArgs) -> Result<(), Failure> {
         Some(url) if url.starts_with("http://") || url.starts_with("https://") => {
             config.cluster.from.urls = vec![url.to_owned()];
         }
+        Some(peer) if args.init => {
+            return Err(Failure::config(format!("--init with --join {peer}: two hosts could each make a cluster"))
+                .advise("name a registry with --join, or list all servers in [[cluster.nodes]] and give --join without a value"));
+        }
         Some(peer) if !config.cluster.nodes.iter().any(|node| node.address == peer) => {
             config.cluster.nodes.push(NodeConfig::new(format!("peer at {peer}"), peer));
         }
@@ -146,11 +167,24 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
     let _lock = directory.lock()?;
     let member = match config.cluster.from.urls.is_empty() {
         true => None,
-        false => Some(Member::new(&config.cluster.from)?),
+        false => Some(Arc::new(Member::new(&config.cluster.from)?)),
     };
+    let status = Arc::new(Report::new());
+    let _admin = match &*config.node.metrics_listen {
+        "" => None,
+        address => {
+            config.metrics.permits("node.metrics_listen", address)?;
+            Some(Admin::start(address, None, Arc::clone(&status)).await?)
+        }
+    };
+    let pushing = Pushing::start(&config.metrics.otlp, Arc::clone(&status))?;
+    let (guarded, leases) = watch::channel(None);
+    let lease = config.node.lease;
+    let watchdog = config.node.watchdog.clone().map(|path| tokio::spawn(watchdog::run(path, leases, lease)));
     let (entry, entries) = watch::channel(None);
     let (list, listed) = watch::channel(Vec::new());
-    let mut agent = prepare(config, args, directory, entry, listed)?;
+    let mut agent =
+        prepare(config, args, directory, Outlets { entry, listed, member: member.clone(), guarded, status })?;
     if let Some(member) = &member {
         // The first list: nothing may be made before the others are known.
         match member.nodes().await {
@@ -160,7 +194,7 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         }
     }
     if args.leave {
-        return leave(&mut agent, member.as_ref()).await;
+        return leave(&mut agent, member.as_deref()).await;
     }
     if args.adopt {
         agent.remember_data().await?;
@@ -168,7 +202,7 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
     if args.rebuild {
         rebuild(&mut agent).await?;
     }
-    let ends = member.map(|member| tokio::spawn(register(member, entries, list)));
+    let ends = member.map(|member| tokio::spawn(async move { register(&member, entries, list).await }));
     systemd::ready();
     let ended = tokio::select! {
         ended = agent.run() => ended,
@@ -178,7 +212,9 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         }
     };
     systemd::notify("STOPPING=1");
-    if agent.config.node.server == Attachment::Attached {
+    // A container's processes end with its first one, in any mode.
+    let paused = agent.hands.directory.is_paused() && std::process::id() != 1;
+    if agent.config.node.server == Attachment::Attached && !paused {
         tokio::select! {
             () = agent.end() => {}
             _ = stop.next() => {
@@ -188,8 +224,11 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         }
     }
     drop(agent);
-    if let Some(ends) = ends {
-        let _ = tokio::time::timeout(LAST_WORD, ends).await;
+    for task in ends.into_iter().chain(watchdog) {
+        let _ = tokio::time::timeout(LAST_WORD, task).await;
+    }
+    if let Some(pushing) = &pushing {
+        pushing.flush().await;
     }
     ended
 }
@@ -201,14 +240,23 @@ async fn mounted(path: &Path) {
     }
 }
 
-/// Makes the agent, and checks that the directory is its own.
-fn prepare(
-    config: Config,
-    args: &NodeArgs,
-    directory: Directory,
+/// The agent's ends of channels, and its access to the registry.
+struct Outlets {
     entry: watch::Sender<Option<Entry>>,
     listed: watch::Receiver<Vec<NodeConfig>>,
-) -> Result<Agent, Failure> {
+    member: Option<Arc<Member>>,
+    guarded: watch::Sender<Option<LeaseClock>>,
+    status: Arc<Report>,
+}
+
+/// True if the command line lets this node make a cluster. Where several may, and no registry decides, it is the first of the configuration.
+fn may_initialise(config: &Config, args: &NodeArgs) -> bool {
+    let is_first = || config.cluster.nodes.first().is_none_or(|first| first.name == config.node.name);
+    args.init && (args.join.is_none() || !config.cluster.from.urls.is_empty() || is_first())
+}
+
+/// Makes the agent, and checks that the directory is its own.
+fn prepare(config: Config, args: &NodeArgs, directory: Directory, outlets: Outlets) -> Result<Agent, Failure> {
     let name = config.node.name.clone();
     let identity = directory.identity()?;
     Directory::belongs(identity.as_ref(), &name).map_err(|why| Failure::config(why.to_string()))?;
@@ -247,7 +295,8 @@ fn prepare(
         cluster_name: name.clone(),
     };
     let limits = (config.node.stop_timeout, config.node.clone_timeout);
-    let permits = Permits { initialise: args.init, join: args.join.is_some() || directory.is_copy_wanted() };
+    let permits =
+        Permits { initialise: may_initialise(&config, args), join: args.join.is_some() || directory.is_copy_wanted() };
     Ok(Agent {
         observer: Observer::new(&config)?,
         address: config.node.address.clone(),
@@ -257,8 +306,13 @@ fn prepare(
         name,
         identity,
         permits,
-        entry,
-        listed,
+        entry: outlets.entry,
+        listed: outlets.listed,
+        member: outlets.member,
+        file: args.config.clone(),
+        weight: WEIGHT,
+        guarded: outlets.guarded,
+        status: outlets.status,
         memory: Memory::default(),
     })
 }
@@ -298,7 +352,7 @@ async fn leave(agent: &mut Agent, member: Option<&Member>) -> Result<(), Failure
 }
 
 /// Registers the server again and again, and fetches the list of servers.
-async fn register(member: Member, mut entries: watch::Receiver<Option<Entry>>, list: watch::Sender<Vec<NodeConfig>>) {
+async fn register(member: &Member, mut entries: watch::Receiver<Option<Entry>>, list: watch::Sender<Vec<NodeConfig>>) {
     let mut failing = false;
     loop {
         let entry = entries.borrow_and_update().clone();

@@ -52,6 +52,8 @@ pub(crate) struct Up {
     pub(crate) led: bool,
     /// True while a switchover lets nobody in.
     pub(crate) locked: bool,
+    /// True if the recovery stands still because settings fall short of the primary's.
+    pub(crate) cramped: bool,
 }
 
 /// Age of a primary's lease.
@@ -86,6 +88,10 @@ pub(crate) struct Observation {
     /// True if the agent has made its server refuse writes.
     pub(crate) fenced: bool,
     pub(crate) permits: Permits,
+    /// The claim of another node to make the cluster.
+    pub(crate) claimed: Option<Trouble>,
+    /// True while the agent only watches.
+    pub(crate) paused: bool,
 }
 
 /// State of a node, as it is shown.
@@ -146,6 +152,16 @@ pub(crate) enum Trouble {
     #[error("no primary answers: its data are copied as soon as one does")]
     NoPrimary,
     #[error(
+        "the node {node} makes the cluster, by the registry's key {key}: remove the key only if that node is gone and has made none"
+    )]
+    Claimed { node: String, key: String },
+    #[error("the agent only watches: `kingpost node --resume` has it act again")]
+    Paused,
+    #[error(
+        "the recovery stands still: settings fall short of the primary's; the server is restarted with the primary's values"
+    )]
+    Cramped,
+    #[error(
         "the data are of the cluster {own}, and the others are of {theirs}: point [node] directory at data of this cluster"
     )]
     OtherSystem { own: u64, theirs: u64 },
@@ -194,6 +210,20 @@ impl fmt::Display for State {
     }
 }
 
+impl State {
+    /// Every state, for metrics.
+    pub(crate) const ALL: [State; 8] = [
+        State::Absent,
+        State::Cloning,
+        State::Starting,
+        State::Following,
+        State::Primary,
+        State::Fenced,
+        State::Rewinding,
+        State::Broken,
+    ];
+}
+
 impl Decision {
     fn act(state: State, action: Action) -> Decision {
         Decision { state, action, why: None }
@@ -208,8 +238,16 @@ impl Decision {
     }
 }
 
-/// Decides the next action.
+/// Decides the next action. A paused agent has none, and shows the state all the same.
 pub(crate) fn decide(seen: &Observation) -> Decision {
+    let decision = next(seen);
+    match seen.paused {
+        true => Decision { action: Action::Wait, why: Some(Trouble::Paused), ..decision },
+        false => decision,
+    }
+}
+
+fn next(seen: &Observation) -> Decision {
     match &seen.server {
         Server::Up(up) if up.standby => standby(seen, up),
         Server::Up(up) => primary(seen, up),
@@ -240,10 +278,16 @@ fn missing(seen: &Observation, known: bool) -> Decision {
     match (seen.permits.join, seen.permits.initialise, &seen.leader) {
         (true, _, Some(_)) => Decision::act(State::Cloning, Action::Clone),
         (true, false, None) => Decision::wait(State::Absent, Trouble::NoPrimary),
+        // Another host makes the cluster, or has made it.
+        (true, true, None) if seen.cluster_exists => Decision::wait(State::Absent, Trouble::NoPrimary),
         // A known node has lost its data: a new cluster in their place would be another one.
         _ if known => Decision::wait(State::Broken, Trouble::Vanished),
         (_, true, _) if seen.cluster_exists => Decision::wait(State::Broken, Trouble::ClusterExists),
-        (_, true, _) => Decision::act(State::Absent, Action::Initialise),
+        (_, true, _) => match &seen.claimed {
+            Some(claim) if seen.permits.join => Decision::wait(State::Absent, claim.clone()),
+            Some(claim) => Decision::wait(State::Broken, claim.clone()),
+            None => Decision::act(State::Absent, Action::Initialise),
+        },
         (false, false, _) => Decision::wait(State::Broken, Trouble::Empty),
     }
 }
@@ -279,12 +323,16 @@ fn stopped(seen: &Observation, disk: &OnDisk) -> Decision {
 }
 
 fn standby(seen: &Observation, up: &Up) -> Decision {
+    let cramped = || Decision::act(State::Starting, Action::StopFast).because(Trouble::Cramped);
     let Some(leader) = &seen.leader else {
-        // Perhaps a failover is under way: a standby is left to it.
-        return Decision::act(State::Following, Action::Wait);
+        // Perhaps a failover is under way: a standby that replays is left to it.
+        return if up.cramped { cramped() } else { Decision::act(State::Following, Action::Wait) };
     };
     if leader.system != up.system {
         return Decision::wait(State::Broken, Trouble::OtherSystem { own: up.system, theirs: leader.system });
+    }
+    if up.cramped {
+        return cramped();
     }
     if up.receiving {
         return Decision::act(State::Following, Action::Wait);

@@ -26,6 +26,7 @@ fn up(standby: bool, timeline: u32) -> Server {
         patience_over: false,
         led: true,
         locked: false,
+        cramped: false,
     })
 }
 
@@ -40,6 +41,8 @@ fn seen() -> Observation {
         lease: Lease::Valid,
         fenced: false,
         permits: Permits::default(),
+        claimed: None,
+        paused: false,
     }
 }
 
@@ -67,6 +70,8 @@ fn decisions() {
     let missing = |known| Data::Missing { known };
     let init = Permits { initialise: true, join: false };
     let join = Permits { initialise: false, join: true };
+    let both = Permits { initialise: true, join: true };
+    let claimed = || Some(Trouble::Claimed { node: "b".into(), key: "k".into() });
     let clean = Data::Present(OnDisk { clean: true, ..disk(false, 1) });
     let clean_late = Data::Present(OnDisk { clean: true, checkpoint: Lsn(100), ..disk(false, 1) });
     for (name, observation, state, action) in [
@@ -93,6 +98,49 @@ fn decisions() {
             A::SetAside,
         ),
         ("half rewound alone", Observation { data: Data::HalfRewound, ..seen() }, S::Rewinding, A::Wait),
+        (
+            "init or join, alone",
+            Observation { data: missing(false), permits: both, ..seen() },
+            S::Absent,
+            A::Initialise,
+        ),
+        (
+            "init or join, and a cluster without a primary",
+            Observation { data: missing(false), permits: both, cluster_exists: true, ..seen() },
+            S::Absent,
+            A::Wait,
+        ),
+        (
+            "init or join, and another makes it",
+            Observation { data: missing(false), permits: both, claimed: claimed(), ..seen() },
+            S::Absent,
+            A::Wait,
+        ),
+        (
+            "init, and another makes it",
+            Observation { data: missing(false), permits: init, claimed: claimed(), ..seen() },
+            S::Broken,
+            A::Wait,
+        ),
+        (
+            "init or join, and another has made it",
+            Observation { data: missing(false), permits: both, claimed: claimed(), leader: leader(1), ..seen() },
+            S::Cloning,
+            A::Clone,
+        ),
+        ("paused", Observation { paused: true, ..seen() }, S::Starting, A::Wait),
+        (
+            "paused without a lease",
+            Observation { paused: true, lease: Lease::Over, ..with(up(false, 1)) },
+            S::Fenced,
+            A::Wait,
+        ),
+        (
+            "settings that fall short",
+            Observation { leader: leader(1), ..with(changed(up(true, 1), |up| up.cramped = true)) },
+            S::Starting,
+            A::StopFast,
+        ),
         ("strange", Observation { data: Data::Strange(Trouble::Unknown), ..seen() }, S::Broken, A::Wait),
         ("a primary starts", seen(), S::Starting, A::StartPrimary),
         ("unproven", Observation { mandate: unknown, ..seen() }, S::Fenced, A::Wait),
@@ -196,9 +244,9 @@ fn observations() -> impl Strategy<Value = Observation> {
         1 => Just(Data::HalfRewound),
         1 => Just(Data::Strange(Trouble::Unknown)),
     ];
-    let running = (any::<[bool; 5]>(), 1_u32..4, 1_u64..3, 0_u64..200).prop_map(|(flags, timeline, system, has)| {
-        let [standby, receiving, patience_over, led, locked] = flags;
-        Server::Up(Up { standby, timeline, system, has: Lsn(has), receiving, patience_over, led, locked })
+    let running = (any::<[bool; 6]>(), 1_u32..4, 1_u64..3, 0_u64..200).prop_map(|(flags, timeline, system, has)| {
+        let [standby, receiving, patience_over, led, locked, cramped] = flags;
+        Server::Up(Up { standby, timeline, system, has: Lsn(has), receiving, patience_over, led, locked, cramped })
     });
     let server = prop_oneof![3 => running, 2 => Just(Server::Down), 1 => Just(Server::Silent)];
     let leads = proptest::option::of((1_u32..4, 1_u64..3, proptest::option::of(0_u64..200)).prop_map(
@@ -213,11 +261,12 @@ fn observations() -> impl Strategy<Value = Observation> {
     let mandate =
         prop_oneof![Just(Mandate::Stands), Just(Mandate::Ended), Just(Mandate::Unknown { answering: 0, needed: 1 })];
     let lease = prop_oneof![Just(Lease::Valid), Just(Lease::Late), Just(Lease::Over)];
-    (data, server, leads, mandate, lease, any::<[bool; 4]>()).prop_map(
+    (data, server, leads, mandate, lease, any::<[bool; 6]>()).prop_map(
         |(data, server, leader, mandate, lease, flags)| {
-            let [cluster_exists, fenced, initialise, join] = flags;
+            let [cluster_exists, fenced, initialise, join, claimed, paused] = flags;
             let permits = Permits { initialise, join };
-            Observation { data, server, leader, cluster_exists, mandate, lease, fenced, permits }
+            let claimed = claimed.then(|| Trouble::Claimed { node: "c".into(), key: "k".into() });
+            Observation { data, server, leader, cluster_exists, mandate, lease, fenced, permits, claimed, paused }
         },
     )
 }
@@ -297,6 +346,10 @@ proptest! {
     #[test]
     fn rules(seen in observations()) {
         let decision = decide(&seen);
+        if seen.paused {
+            prop_assert_eq!(decision.action, Action::Wait);
+            return Ok(());
+        }
         let starts = matches!(decision.action, Action::StartPrimary | Action::StartStandby);
         if starts {
             prop_assert!(matches!(seen.data, Data::Present(_)), "unusable data are started");
@@ -310,7 +363,7 @@ proptest! {
         }
         if decision.action == Action::Initialise {
             let new = seen.data == Data::Missing { known: false };
-            prop_assert!(new && seen.permits.initialise && !seen.cluster_exists);
+            prop_assert!(new && seen.permits.initialise && !seen.cluster_exists && seen.claimed.is_none());
         }
         if decision.action == Action::Clone {
             let absent = matches!(seen.data, Data::Missing { .. });
