@@ -42,6 +42,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 name = {{ toJson .Values.cluster.name }}
 user = {{ toJson .Values.cluster.user }}
 database = {{ toJson .Values.cluster.database }}
+{{- $root := . }}
+{{ range $index := until (ternary (int .Values.node.replicas) 0 .Values.node.enabled) }}
+{{- $node := printf "%s-node" (include "kingpost.name" $root) }}
+[[cluster.nodes]]
+name = "{{ $node }}-{{ $index }}"
+address = "{{ $node }}-{{ $index }}.{{ $node }}.{{ $root.Release.Namespace }}.svc:5432"
+{{ end -}}
 {{ range .Values.cluster.nodes }}
 [[cluster.nodes]]
 name = {{ toJson .name }}
@@ -116,11 +123,12 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- $user := ternary (int64 $root.Values.node.runAs) 65532 (eq $part "node") }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
+  runAsUser: {{ $user }}
+  runAsGroup: {{ $user }}
+  fsGroup: {{ $user }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: { type: RuntimeDefault }
 # Pods of one part are best on different hosts, and in different zones.
@@ -134,6 +142,7 @@ topologySpreadConstraints:
   {{- end }}
 {{- end -}}
 
+{{/* Takes a root, or a map with the image among its values, and the chart. */}}
 {{- define "kingpost.container" -}}
 image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
