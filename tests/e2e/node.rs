@@ -12,13 +12,13 @@ use toml::{Table, Value};
 use crate::common::only_kingpost;
 
 /// An agent and its server. Both end on drop.
-struct Agent {
-    name: &'static str,
-    port: Port,
-    dir: PathBuf,
-    config: Option<PathBuf>,
-    environment: Vec<(&'static str, String)>,
-    process: Option<Process>,
+pub(crate) struct Agent {
+    pub(crate) name: &'static str,
+    pub(crate) port: Port,
+    pub(crate) dir: PathBuf,
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) environment: Vec<(&'static str, String)>,
+    pub(crate) process: Option<Process>,
     /// Length of the log when the process was started.
     begun: usize,
 }
@@ -33,7 +33,7 @@ impl Drop for Agent {
 }
 
 impl Agent {
-    fn new(name: &'static str) -> Agent {
+    pub(crate) fn new(name: &'static str) -> Agent {
         Agent {
             name,
             port: Port::reserve(),
@@ -45,11 +45,11 @@ impl Agent {
         }
     }
 
-    fn directory(&self) -> PathBuf {
+    pub(crate) fn directory(&self) -> PathBuf {
         self.dir.join("node")
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut agent = command(&kingpost_bin(), RunAs::Tests, "KILL");
         agent.arg("node").args(arguments).args(["--name", self.name, "--address", &self.address()]);
         agent.arg("--directory").arg(self.directory());
@@ -63,49 +63,49 @@ impl Agent {
     }
 
     /// Starts the agent without waiting.
-    fn launch(&mut self, arguments: &[&str]) {
+    pub(crate) fn launch(&mut self, arguments: &[&str]) {
         let command = self.command(arguments);
         self.begun = self.whole_log().len();
         self.process = Some(Process::start(self.name, command, &self.dir.join("agent.log")));
     }
 
     /// Runs a command of the agent to its end; returns its output.
-    fn ends(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    pub(crate) fn ends(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let output = self.command(arguments).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port.number())
     }
 
-    fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         self.process.as_ref().unwrap()
     }
 
-    fn whole_log(&self) -> String {
+    pub(crate) fn whole_log(&self) -> String {
         std::fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default()
     }
 
     /// Returns the log of the process.
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.whole_log().split_off(self.begun)
     }
 
-    fn server(&self) -> Option<u32> {
+    pub(crate) fn server(&self) -> Option<u32> {
         let text = std::fs::read_to_string(self.directory().join("data/postmaster.pid")).ok()?;
         text.lines().next()?.parse().ok()
     }
 
     /// Kills agent and server.
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.signal(9);
         }
         self.kill_server();
     }
 
-    fn kill_server(&self) {
+    pub(crate) fn kill_server(&self) {
         let data = self.directory().join("data");
         if let Some(pid) = self.server()
             && std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| Some(cwd) == data.canonicalize().ok())
@@ -114,7 +114,7 @@ impl Agent {
         }
     }
 
-    async fn query(&self, sql: &str) -> Result<String, String> {
+    pub(crate) async fn query(&self, sql: &str) -> Result<String, String> {
         let mut config = Endpoint::new(self.port.number(), &self.dir).config();
         config.user("postgres").dbname("postgres");
         let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(|error| error.to_string())?;
@@ -127,24 +127,24 @@ impl Agent {
         Ok(first.unwrap_or_default())
     }
 
-    async fn wait_value(&self, sql: &str, value: &str) {
+    pub(crate) async fn wait_value(&self, sql: &str, value: &str) {
         let what = format!("{} to answer {value:?} to {sql}", self.name);
         wait_until(&what, SOON, &self.dir, async || self.query(sql).await.ok().filter(|found| found == value)).await;
     }
 
-    async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         self.query(sql).await.unwrap_or_else(|why| panic!("{}: {sql}: {why}", self.name));
     }
 
-    async fn wait_log(&self, text: &str) {
+    pub(crate) async fn wait_log(&self, text: &str) {
         let what = format!("{text:?} in the log of {}", self.name);
         wait_until(&what, SOON, &self.dir, async || self.log().contains(text).then_some(())).await;
     }
 }
 
-const STREAMS: &str = "SELECT status FROM pg_stat_wal_receiver";
+pub(crate) const STREAMS: &str = "SELECT status FROM pg_stat_wal_receiver";
 
-fn part(name: &str, address: String) -> Value {
+pub(crate) fn part(name: &str, address: String) -> Value {
     Value::Table(Table::from_iter([
         ("name".to_owned(), Value::from(name)),
         ("address".to_owned(), Value::from(address)),
@@ -152,16 +152,16 @@ fn part(name: &str, address: String) -> Value {
 }
 
 /// Two agents with a relay. The harness's own cluster only carries the relay and the proxy.
-struct Pair {
-    a: Agent,
-    b: Agent,
-    relay: Relay,
-    cluster: Cluster,
+pub(crate) struct Pair {
+    pub(crate) a: Agent,
+    pub(crate) b: Agent,
+    pub(crate) relay: Relay,
+    pub(crate) cluster: Cluster,
 }
 
 impl Pair {
     /// Starts a primary, a relay that commits wait for, and a replica.
-    async fn start(lease: &str) -> Pair {
+    pub(crate) async fn start(lease: &str) -> Pair {
         let cluster = Cluster::builder().replicas(0).start().await;
         let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
         let nodes: Vec<Value> = [&a, &b].map(|agent| part(agent.name, agent.address())).into();
@@ -194,7 +194,7 @@ impl Pair {
         Pair { a, b, relay, cluster }
     }
 
-    fn failover(&self) -> Failover {
+    pub(crate) fn failover(&self) -> Failover {
         let nodes: Vec<Value> = [&self.a, &self.b].map(|agent| part(agent.name, agent.address())).into();
         Failover::of(&self.cluster, &[&self.relay]).set("cluster.nodes", nodes).set("failover.rejoined_by", "its agent")
     }
@@ -224,7 +224,7 @@ impl Pair {
     }
 }
 
-fn aside(agent: &Agent) -> usize {
+pub(crate) fn aside(agent: &Agent) -> usize {
     let entries = std::fs::read_dir(agent.directory()).unwrap().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("aside-")).count()
 }

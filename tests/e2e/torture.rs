@@ -5,6 +5,7 @@
 //! wait in the proxy's gate, a quarter while they wait there and leave their flush to its queries; and a quarter in a fleet with three relays and two
 //! watchers, which decide by themselves. The timing depends on the machine as well: a seed repeats the faults, not their moments.
 
+mod agents;
 mod cut_off;
 mod history;
 mod quorum;
@@ -17,9 +18,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kingpost_tests::{Link, ShowLogs};
 
 use crate::common::only_kingpost;
+use agents::Agents;
 use history::Violation;
 use quorum::Quorum;
-use scene::Scene;
 use world::{Durability, World};
 
 fn number(variable: &str) -> Option<u64> {
@@ -136,6 +137,43 @@ async fn nothing_is_lost_and_there_is_one_primary_with_three_relays() {
         world.resets,
         began.elapsed()
     );
+}
+
+/// Servers with agents: `KINGPOST_AGENTS_SEEDS` seeds from the given one on, each with a fleet of its own and `KINGPOST_AGENTS_FAULTS` faults of one
+/// part or two.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a random run that waits for leases: scripts/test-long"]
+async fn agents_bring_everything_back_and_never_two_servers_take_writes() {
+    if only_kingpost() {
+        return;
+    }
+    let first = seed();
+    for seed in (0..number("KINGPOST_AGENTS_SEEDS").unwrap_or(1)).map(|more| first.wrapping_add(more)) {
+        eprintln!("agents: KINGPOST_TORTURE_SEED={seed}");
+        let mut fleet = Agents::start(seed).await;
+        let dir = fleet.cluster.dir().to_owned();
+        let _logs = ShowLogs(&dir);
+        let clients = fleet.clients(4);
+        clients.progress(&fleet, 50).await;
+        for _ in 0..number("KINGPOST_AGENTS_FAULTS").unwrap_or(2) {
+            fleet.random_fault(&clients).await;
+            fleet.assert_one_primary();
+        }
+        let summary = clients.end(&fleet).await;
+        let violations = clients.check(&fleet).await;
+        let faults = fleet.faults.join("\n");
+        assert!(
+            violations.is_empty(),
+            "seed {seed}: {} violations, such as {:?}\n{faults}",
+            violations.len(),
+            violations.first()
+        );
+        let asynchronous = fleet.assert_one_primary();
+        let (failovers, reset) = (fleet.failovers, fleet.relays_reset);
+        eprintln!(
+            "agents: seed {seed}: {failovers} failovers, {reset} relays begun anew; {summary}; {asynchronous} asynchronous"
+        );
+    }
 }
 
 fn assert_none(violations: &[Violation], world: &World) {

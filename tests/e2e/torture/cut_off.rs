@@ -11,7 +11,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kingpost_tests::{Cluster, Cut, Failover, Kingpost, KingpostBuilder, Link, Node, Relay, ShowLogs};
+use kingpost_tests::{Cluster, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, ShowLogs};
+use tokio_postgres::Client;
 use toml::{Table, Value};
 
 use super::history::Clients;
@@ -33,8 +34,8 @@ impl Scene for Sides {
         self.cluster.dir()
     }
 
-    fn primary(&self) -> &Node {
-        &self.cluster.nodes()[self.primary]
+    async fn admin(&self) -> Client {
+        self.cluster.nodes()[self.primary].admin().await
     }
 
     fn last(&self) -> &str {

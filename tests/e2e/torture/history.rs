@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kingpost_tests::{Endpoint, SOON, sqlstate, wait_until, within};
 use tokio_postgres::{Client, Error};
@@ -91,6 +91,25 @@ impl Clients {
         .await;
     }
 
+    /// Measures from now on how long the clients get no commit acknowledged.
+    pub(super) fn standstill(&self) -> Standstill {
+        let (acknowledged, longest) = (self.acknowledged.clone(), Arc::<Mutex<Duration>>::default());
+        let measured = longest.clone();
+        let task = tokio::spawn(async move {
+            let (mut count, mut since) = (acknowledged.load(Ordering::Relaxed), Instant::now());
+            loop {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let now = acknowledged.load(Ordering::Relaxed);
+                if now != count {
+                    (count, since) = (now, Instant::now());
+                }
+                let mut measured = measured.lock().unwrap();
+                *measured = since.elapsed().max(*measured);
+            }
+        });
+        Standstill { longest, task }
+    }
+
     /// Ends the clients; returns a summary.
     pub(super) async fn end(&self, world: &impl Scene) -> String {
         self.stop.store(true, Ordering::Relaxed);
@@ -127,7 +146,7 @@ impl Clients {
             .flat_map(|record| record.lock().unwrap().seen.clone())
             .filter(|(_, n)| *n > 0)
             .collect();
-        let admin = world.primary().admin().await;
+        let admin = world.admin().await;
         let rows = admin.query("SELECT w, n, count(*) FROM log GROUP BY w, n", &[]).await.unwrap();
         let mut there: Vec<BTreeMap<i64, i64>> = vec![BTreeMap::new(); told.len()];
         for row in rows {
@@ -155,6 +174,24 @@ impl Clients {
             violations.extend(record.lock().unwrap().stale.iter().cloned());
         }
         violations
+    }
+}
+
+/// The longest time without an acknowledged commit.
+pub(super) struct Standstill {
+    longest: Arc<Mutex<Duration>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Standstill {
+    pub(super) fn longest(&self) -> Duration {
+        *self.longest.lock().unwrap()
+    }
+}
+
+impl Drop for Standstill {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use kingpost_tests::{
     Cluster, Cut, Etcd, Failover, Kingpost, Link, Node, Process, Relay, kingpost_bin, tails, wait_until,
 };
+use tokio_postgres::Client;
 use toml::{Table, Value};
 
 use super::history::Clients;
@@ -135,8 +136,8 @@ impl Scene for Quorum {
         self.cluster.dir()
     }
 
-    fn primary(&self) -> &Node {
-        &self.cluster.nodes()[self.primary]
+    async fn admin(&self) -> Client {
+        self.primary().admin().await
     }
 
     fn last(&self) -> &str {
@@ -158,6 +159,10 @@ fn part(name: &str, port: u16) -> Value {
 }
 
 impl Quorum {
+    pub(super) fn primary(&self) -> &Node {
+        &self.cluster.nodes()[self.primary]
+    }
+
     /// Starts the fleet; None without etcd.
     pub(super) async fn start(seed: u64) -> Option<Quorum> {
         let cluster = Cluster::builder().replicas(2).start().await;

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use kingpost_tests::Node;
+use tokio_postgres::Client;
 
 /// A fleet in which clients write and read.
 pub(super) trait Scene {
     /// Returns the directory of the logs shown at a failure.
     fn dir(&self) -> &Path;
 
-    /// Returns the server with the acknowledged rows.
-    fn primary(&self) -> &Node;
+    /// Connects as a superuser to the server with the acknowledged rows.
+    async fn admin(&self) -> Client;
 
     /// Returns the last fault.
     fn last(&self) -> &str;

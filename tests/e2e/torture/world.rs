@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kingpost_tests::{Cluster, Cut, Failover, Kingpost, Link, Node, Relay};
+use tokio_postgres::Client;
 
 use super::history::Clients;
 use super::random::Random;
@@ -45,8 +46,8 @@ impl Scene for World {
         self.cluster.dir()
     }
 
-    fn primary(&self) -> &Node {
-        &self.cluster.nodes()[self.primary]
+    async fn admin(&self) -> Client {
+        self.primary().admin().await
     }
 
     fn last(&self) -> &str {
@@ -59,6 +60,10 @@ impl Scene for World {
 }
 
 impl World {
+    pub(super) fn primary(&self) -> &Node {
+        &self.cluster.nodes()[self.primary]
+    }
+
     pub(super) async fn start(seed: u64, durability: Durability) -> World {
         let cluster = Cluster::builder().replicas(2).start().await;
         let links = || cluster.nodes().iter().map(|node| Cut::to(node.port())).collect::<Vec<_>>();
