@@ -51,6 +51,7 @@ mod mysql_faults;
 mod name_maps;
 mod newest;
 mod node;
+mod node_life;
 mod oauth;
 mod oauth_https;
 mod oauth_postgresql;

@@ -66,7 +66,7 @@ impl Metrics {
     ///
     /// # Panics
     /// When it cannot be had, or is not valid.
-    pub(crate) async fn now(port: u16) -> Metrics {
+    pub async fn now(port: u16) -> Metrics {
         let (status, body) = get(port, "/metrics").await.expect("/metrics answers");
         assert_eq!(status, 200, "/metrics: {body}");
         Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))

@@ -398,7 +398,9 @@ impl Agents {
                 faults.push((part, harm));
             }
         }
-        let dwell = Duration::from_millis(500 + self.draw(28_000) as u64);
+        // Half of them last longer than a promotion takes with its lease.
+        let (least, range) = [(500, 8_000), (22_000, 10_000)][self.draw(2)];
+        let dwell = Duration::from_millis((least + self.draw(range)) as u64);
         self.fault(&faults, dwell, clients).await;
     }
 
