@@ -12,7 +12,7 @@ use crate::etcd::EtcdConfig;
     /// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
     #[derive(Clone, PartialEq)]
     pub struct FailoverConfig: Default {
-        /// Kind of the servers: "postgresql", or "mariadb" behind relays with the same engine; "mysql" is refused.
+        /// Kind of the servers: "postgresql", or "mariadb" or "mysql" behind relays with the same engine.
         pub engine: Engine = Engine::Postgresql;
         /// User on the servers that may promote and set primary_conninfo: a superuser.
         pub user: String = "postgres".into();
@@ -20,6 +20,12 @@ use crate::etcd::EtcdConfig;
         pub password: Option<String> = None, secret(), example(r#""change-me-five""#);
         /// File that holds the password in its first line.
         pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/failover.password""#);
+        /// User of the relays that a former source of MariaDB or MySQL replicates as after a switchover. None: a message gives advice.
+        pub replication_user: Option<String> = None, example(r#""repl""#);
+        /// Password of that user: this, or a file.
+        pub replication_password: Option<String> = None, secret(), example(r#""change-me-eight""#);
+        /// File that holds the password in its first line.
+        pub replication_password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/repl.password""#);
         /// Number of relays that must have a commit before it is acknowledged: so many less one may be lost with the primary. Of n relays, n -
         /// acknowledgements + 1 are fenced at a failover, and more than half. To agree with the servers' synchronous_standby_names, or with
         /// commit_durability: `kingpost check --online` asks them.
@@ -58,6 +64,7 @@ impl fmt::Debug for FailoverConfig {
         f.debug_struct("FailoverConfig")
             .field("engine", &self.engine)
             .field("user", &self.user)
+            .field("replication_user", &self.replication_user)
             .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)
             .field("step_timeout", &self.step_timeout)

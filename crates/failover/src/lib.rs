@@ -82,7 +82,11 @@ pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
 
 /// Makes another server the primary, as planned: clients wait, and none gets an error.
 pub fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Failure> {
-    let mut steps = prepare(&args.config, log)?;
+    let config = read(&args.config, log)?;
+    if let Some(dialect) = config.failover.engine.dialect() {
+        return binlog_servers::switchover(config, dialect, args);
+    }
+    let mut steps = FailoverRun::new(config)?;
     steps.stop = args.stop.clone();
     drive(async {
         let mut stop = Ends::new()?;
@@ -93,11 +97,15 @@ pub fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Failure> 
 
 /// Detects the loss of the primary, and reports it or replaces the primary.
 pub fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
-    let mut steps = prepare(&args.config, log)?;
+    let config = read(&args.config, log)?;
+    if let Some(dialect) = config.failover.engine.dialect() {
+        return binlog_servers::watch(config, dialect, args);
+    }
+    let mut steps = FailoverRun::new(config)?;
     steps.stop = args.stop.clone();
     drive(async {
         let mut stop = Ends::new()?;
-        watch::run(steps, args, &mut stop).await
+        watch::watch(steps, args, &mut stop).await
     })
 }
 
@@ -237,17 +245,6 @@ fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
             }
         }
     })
-}
-
-fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<FailoverRun, Failure> {
-    let config = read(which, log)?;
-    if config.failover.engine.dialect().is_some() {
-        let engine = config.failover.engine.name();
-        return Err(Failure::config(format!(
-            "failover.engine is \"{engine}\", of which only `kingpost failover` is there"
-        )));
-    }
-    FailoverRun::new(config)
 }
 
 fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {

@@ -4,20 +4,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Ends;
+use super::cluster_clients::ClusterClients;
 use super::cluster_monitor::{ClusterMonitor, LOOK};
 use super::elector::Elector;
 use super::etcd::PATRONI;
 use super::failover_run::FailoverRun;
 use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
-use super::plan::{self, Situation, Survey};
+use super::plan::{self, Situation};
 use super::replace_primary::replace_primary;
 use super::report::Report;
 use super::suspend_aware_clock::SuspendAwareClock;
 use crate::args::WatchArgs;
 use config::Config;
 use metrics::{Admin, Pushing};
-use process::Failure;
+use process::{Failure, terminal};
 
 /// Longest time until the first answer of etcd or the registry.
 const STARTING: Duration = Duration::from_secs(10);
@@ -26,54 +27,125 @@ const TAKEN: Duration = Duration::from_millis(250);
 /// Time until the next attempt after a failure; it doubles while they fail.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
-/// Runs until a signal.
-pub(super) async fn run(mut steps: FailoverRun, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
+/// A watched cluster, of either kind of servers.
+pub(super) trait Watching {
+    fn config(&self) -> &Config;
+    /// Waits for the next answer of a server or relay, and judges the latest answers of all.
+    async fn next(&mut self) -> Judgement;
+    /// Gives up all answers: they are outdated.
+    fn forget(&mut self);
+    /// Words for a lost primary that nobody replaces.
+    fn advice(&self) -> String;
+    /// Surveys again, and does what is due, under the lock.
+    async fn act(&mut self, held: &Held) -> Result<(), Failure>;
+}
+
+/// Servers of PostgreSQL, watched.
+struct Cluster<'a> {
+    steps: FailoverRun,
+    patient: &'a ClusterClients,
+    clock: &'a SuspendAwareClock,
+    monitor: ClusterMonitor<'a, ClusterClients>,
+}
+
+/// Watches servers of PostgreSQL until a signal.
+pub(super) async fn watch(mut steps: FailoverRun, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
     steps.clients.look_within_at_most(LOOK);
-    let elector = Elector::of(args, &steps.config.failover)?;
+    let patient = steps.clients.patient();
+    let clock = SuspendAwareClock::start();
+    let monitor = ClusterMonitor::new(&patient, &clock);
+    run(Cluster { steps, patient: &patient, clock: &clock, monitor }, &clock, args, stop).await
+}
+
+impl Watching for Cluster<'_> {
+    fn config(&self) -> &Config {
+        &self.steps.config
+    }
+
+    async fn next(&mut self) -> Judgement {
+        judge(self.monitor.next().await)
+    }
+
+    fn forget(&mut self) {
+        self.monitor = ClusterMonitor::new(self.patient, self.clock);
+    }
+
+    fn advice(&self) -> String {
+        match plan::candidates(self.monitor.survey(), None, false, &self.steps.rules(None)) {
+            Ok(election) => {
+                let names: Vec<_> = election.candidates.into_iter().map(|candidate| candidate.name).collect();
+                format!("it is time for `kingpost failover`: {} would be the primary", names.join(" or "))
+            }
+            Err(why) => format!("it is time for `kingpost failover`, but {why}"),
+        }
+    }
+
+    async fn act(&mut self, held: &Held) -> Result<(), Failure> {
+        let steps = &mut self.steps;
+        steps.began = Instant::now();
+        steps.step("locked");
+        // The earlier holder may have failed over. Hosts that have been silent for long are not waited for again.
+        let survey = steps.clients.survey_again(self.monitor.survey()).await;
+        match (judge(&survey), survey.situation()) {
+            // An earlier run was interrupted before it had elected a node, and the primary lives: removing the fences is enough for it to go on.
+            (_, Ok(Situation::Fenced { .. })) if survey.elected().is_none() => steps.abort().await,
+            (Judgement::Lost | Judgement::Unfinished, _) => replace_primary(steps, &survey, None, false, held).await,
+            (Judgement::Healthy(_) | Judgement::Unsure(_), _) => Ok(()),
+        }
+    }
+}
+
+/// Watches a cluster until a signal.
+pub(super) async fn run(
+    mut cluster: impl Watching,
+    clock: &SuspendAwareClock,
+    args: &WatchArgs,
+    stop: &mut Ends,
+) -> Result<(), Failure> {
+    let began = Instant::now();
+    let say = |text: String| terminal::line(format_args!("{:6.1} s  {text}", began.elapsed().as_secs_f32()));
+    let elector = Elector::of(args, &cluster.config().failover)?;
     if let Some(elector) = &elector {
-        may_act(&steps, elector, args.ttl).await?;
+        may_act(cluster.config(), elector, args.ttl).await?;
     }
     let lock =
-        Locking { key: lock_key(&steps.config), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
-    steps.say(format_args!(
+        Locking { key: lock_key(cluster.config()), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
+    say(format!(
         "watching {} servers and {} relays; a lost primary is {}",
-        steps.clients.nodes().len(),
-        steps.clients.relay_count(),
+        cluster.config().cluster.nodes.len(),
+        cluster.config().failover.relays.len(),
         if elector.is_some() { "replaced" } else { "reported" }
     ));
     let report = Arc::new(Report::new(elector.is_some()));
     let _admin = match &args.metrics_listen {
         Some(address) => {
-            steps.config.metrics.permits("--metrics-listen", address)?;
+            cluster.config().metrics.permits("--metrics-listen", address)?;
             Some(Admin::start(address, None, Arc::clone(&report)).await?)
         }
         None => None,
     };
-    let pushing = Pushing::start(&steps.config.metrics.otlp, Arc::clone(&report))?;
-    let patient = steps.clients.patient();
-    let clock = SuspendAwareClock::start();
-    let mut monitor = ClusterMonitor::new(&patient, &clock);
+    let pushing = Pushing::start(&cluster.config().metrics.otlp, Arc::clone(&report))?;
     let mut watched = Watched::default();
     let mut again = AGAIN.0;
     let mut busy = false;
     let mut not_before = Duration::ZERO;
     loop {
-        let survey = tokio::select! {
-            survey = monitor.next() => survey,
+        let judgement = tokio::select! {
+            judgement = cluster.next() => judgement,
             name = stop.next() => {
                 if let Some(pushing) = &pushing {
                     pushing.flush().await;
                 }
-                return ended(&steps, name);
+                say(format!("ended by {name}"));
+                return Ok(());
             }
         };
-        let judgement = judge(survey);
         report.looked(&judgement);
         if watched.see(&judgement, clock.now()) {
             again = AGAIN.0;
             busy = false;
             not_before = Duration::ZERO;
-            steps.say(match &judgement {
+            say(match &judgement {
                 Judgement::Healthy(primary) => format!("{primary} is the primary"),
                 Judgement::Unsure(why) => format!("no primary answers: {why}"),
                 Judgement::Lost => "no primary answers, and no relay hears one".into(),
@@ -82,25 +154,23 @@ pub(super) async fn run(mut steps: FailoverRun, args: &WatchArgs, stop: &mut End
         }
         match (watched.due(clock.now(), args.after, elector.is_some()), &elector) {
             (Due::Nothing, _) | (Due::Failover, None) => {}
-            (Due::Advice, _) => advise(&steps, survey),
+            (Due::Advice, _) => say(cluster.advice()),
             (Due::Failover, Some(_)) if clock.now() < not_before => {}
             (Due::Failover, Some(elector)) => {
-                steps.began = Instant::now();
                 report.begins();
-                let result = guarded(&steps, elector, &lock, survey).await;
+                let result = guarded(&mut cluster, elector, &lock).await;
                 report.ends(result.as_ref().ok().copied());
                 match result {
-                    // Earlier looks are outdated.
-                    Ok(true) => monitor = ClusterMonitor::new(&patient, &clock),
+                    Ok(true) => cluster.forget(),
                     Ok(false) => {
                         not_before = clock.now() + TAKEN;
                         if !std::mem::replace(&mut busy, true) {
-                            steps.say("somebody else has the lock: it is theirs to do");
+                            say("somebody else has the lock: it is theirs to do".into());
                         }
                     }
                     Err(failure) => {
-                        steps.say(format_args!("failed: {failure}"));
-                        monitor = ClusterMonitor::new(&patient, &clock);
+                        say(format!("failed: {failure}"));
+                        cluster.forget();
                         not_before = clock.now() + again;
                         again = (again * 2).min(AGAIN.1);
                     }
@@ -115,14 +185,9 @@ pub(super) fn lock_key(config: &Config) -> String {
     format!("/kingpost/failover/{}", config.cluster.name)
 }
 
-fn ended(steps: &FailoverRun, signal: &str) -> Result<(), Failure> {
-    steps.say(format_args!("ended by {signal}"));
-    Ok(())
-}
-
 /// Checks that this program may replace a primary by itself.
-async fn may_act(steps: &FailoverRun, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
-    if steps.clients.relay_count() == 0 {
+async fn may_act(config: &Config, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
+    if config.failover.relays.is_empty() {
         return Err(Failure::config(
             "no relay is configured as [[failover.relays]]: without one nothing is failed over by itself",
         ));
@@ -143,7 +208,7 @@ async fn may_act(steps: &FailoverRun, elector: &Elector, ttl: Duration) -> Resul
             Err(_) => tokio::time::sleep(STARTING / 20).await,
         }
     };
-    let patroni = format!("{PATRONI}{}/leader", steps.config.cluster.name);
+    let patroni = format!("{PATRONI}{}/leader", config.cluster.name);
     if keys.contains(&patroni) {
         return Err(Failure::config(format!(
             "{} has {patroni}: Patroni decides who is primary of this cluster",
@@ -155,17 +220,6 @@ async fn may_act(steps: &FailoverRun, elector: &Elector, ttl: Duration) -> Resul
     elector.would_grant(ttl).await.map_err(refused)
 }
 
-fn advise(steps: &FailoverRun, survey: &Survey) {
-    match plan::candidates(survey, None, false, &steps.rules(None)) {
-        Ok(election) => {
-            let names: Vec<_> = election.candidates.into_iter().map(|candidate| candidate.name).collect();
-            let names = names.join(" or ");
-            steps.say(format_args!("it is time for `kingpost failover`: {names} would be the primary"));
-        }
-        Err(why) => steps.say(format_args!("it is time for `kingpost failover`, but {why}")),
-    }
-}
-
 /// Settings of the lock: its key, its owner, and its time to live without renewal.
 struct Locking {
     key: String,
@@ -173,21 +227,13 @@ struct Locking {
     ttl: Duration,
 }
 
-/// Fails over under the lock; false: somebody else has it. `seen`: the earlier survey.
-async fn guarded(steps: &FailoverRun, elector: &Elector, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
+/// Acts under the lock; false: somebody else has it.
+async fn guarded(cluster: &mut impl Watching, elector: &Elector, lock: &Locking) -> Result<bool, Failure> {
     let held = Held::take(elector, &lock.key, &lock.owner, lock.ttl).await;
     let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
         return Ok(false);
     };
-    steps.step("locked");
-    // The earlier holder may have failed over. Hosts that have been silent for long are not waited for again.
-    let survey = steps.clients.survey_again(seen).await;
-    let result = match (judge(&survey), survey.situation()) {
-        // An earlier run was interrupted before it had elected a node, and the primary lives: removing the fences is enough for it to go on.
-        (_, Ok(Situation::Fenced { .. })) if survey.elected().is_none() => steps.abort().await,
-        (Judgement::Lost | Judgement::Unfinished, _) => replace_primary(steps, &survey, None, false, &held).await,
-        (Judgement::Healthy(_) | Judgement::Unsure(_), _) => Ok(()),
-    };
+    let result = cluster.act(&held).await;
     held.give_back().await;
     result.map(|()| true)
 }

@@ -18,6 +18,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     }
     let (in_place, file) = (failover.password.is_some(), failover.password_file.as_deref());
     Password { in_place, file, ..Password::default() }.check("failover", stat, findings);
+    let (in_place, file) = (failover.replication_password.is_some(), failover.replication_password_file.as_deref());
+    Password { prefix: "replication_", in_place, file, ..Password::default() }.check("failover", stat, findings);
     if let Err(error) = tls::Connector::new(&failover.tls) {
         findings.error(format!("failover.tls.{}", error.setting()), error.to_string());
     }

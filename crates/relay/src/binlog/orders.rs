@@ -204,6 +204,17 @@ impl BinlogSession {
         self.0.query(statement).map_err(|error| error.to_string())
     }
 
+    /// Runs a statement that contains a secret; `name` stands for it in an error.
+    ///
+    /// # Errors
+    /// The reason in words, without the statement and the secret.
+    pub fn query_with_secret(&mut self, statement: &str, secret: &str, name: &str) -> Result<Vec<Row>, String> {
+        let done = self.0.ask(&::binlog::protocol::command::query(statement), name);
+        done.map_err(
+            |error| if secret.is_empty() { error.to_string() } else { error.to_string().replace(secret, "***") },
+        )
+    }
+
     /// Has a relay of `dialect` carry out an order.
     ///
     /// # Errors

@@ -3,29 +3,45 @@
 //!
 //! ```text
 //!  survey ─▶ fence the relays in a term ─▶ a candidate catches up from the relay that has most ─▶ chosen on the relays ─▶ promoted ─▶ relays follow
+//!
+//!  switchover: the source refuses writes ─▶ the relays have all of its log ─▶ as above ─▶ the former source replicates from a relay
 //! ```
 //!
 //! All state is on the relays, as for PostgreSQL: after a run was killed, the next one continues where it stopped. A server keeps no note: whatever was
 //! chosen binds, until a relay has followed it and it is lost, or an operator gives it up. Replicas stay with their relays: nothing changes for them.
 
+mod situation;
+mod switchover;
+mod watch;
+
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::binlog::Dialect;
 use ::binlog::gtid::{State, mariadb, mysql};
 use ::relay::{BinlogAccess, BinlogSession, BinlogStanding, Order};
 use futures_util::future::join_all;
+use tokio::sync::Mutex;
 
 use super::ballot::TooFew;
+use super::cluster_monitor::Hosts;
 use super::elect::{Adapter, Elected, News, NotPromoted, Stop, elect};
 use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Wish};
-use super::failover_run::{self, NoGuard};
+use super::failover_run::{self, Guard, NoGuard};
 use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Tags};
 use super::{drive, run};
 use crate::args::{FailoverArgs, StopAt};
 use config::{Config, failover::needed, secret};
 use process::{Failure, terminal};
+use situation::has_followed;
+pub(super) use switchover::switchover;
+pub(super) use watch::watch;
+
+/// Longest wait until relays receive from a new source.
+const BEGUN: Duration = Duration::from_secs(10);
+/// Interval between two checks of a condition that is waited for.
+const PACE: Duration = Duration::from_millis(50);
 
 /// Servers with a binary log.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +75,14 @@ pub(super) enum Held {
 }
 
 impl Held {
+    /// Returns the transactions in the binary log.
+    fn state(&self) -> State {
+        match self {
+            Held::MariaDb { log, .. } => State::MariaDb(log.clone()),
+            Held::MySql(executed) => State::MySql(executed.clone()),
+        }
+    }
+
     fn has(&self, wanted: &Wanted) -> bool {
         match (self, wanted) {
             (Held::MariaDb { log, position }, Wanted::MariaDb(wanted)) => {
@@ -125,6 +149,12 @@ struct Family {
     /// Makes the server a source whose commits wait for a relay as the old source's did, from the first one on.
     promote: [&'static str; 5],
     writable: &'static str,
+    /// Queries for whether the server can be a source: fails without semi-synchronous replication; 0 without a binary log of what it replicates.
+    ready: &'static str,
+    /// Ends all writes: no transaction commits from the last statement's answer on.
+    silence: &'static [&'static str],
+    /// Makes a silent source a server whose own commits wait for no relay: those of its replication would wait for ever.
+    demote: &'static [&'static str],
 }
 
 const MARIADB: Family = Family {
@@ -140,6 +170,10 @@ const MARIADB: Family = Family {
         "RESET SLAVE ALL",
     ],
     writable: "SET GLOBAL read_only = 0",
+    ready: "SELECT @@global.log_bin AND @@global.log_slave_updates, @@global.rpl_semi_sync_master_enabled",
+    // read_only does not bind users with READ_ONLY ADMIN; the lock, which ends with the session, binds all.
+    silence: &["SET GLOBAL read_only = 1", "FLUSH TABLES WITH READ LOCK"],
+    demote: &["SET GLOBAL rpl_semi_sync_master_enabled = OFF", "UNLOCK TABLES", "STOP SLAVE"],
 };
 
 const MYSQL: Family = Family {
@@ -156,6 +190,9 @@ const MYSQL: Family = Family {
     ],
     // super_read_only, too.
     writable: "SET GLOBAL read_only = OFF",
+    ready: "SELECT @@global.log_bin AND @@global.log_replica_updates, @@global.rpl_semi_sync_source_enabled",
+    silence: &["SET GLOBAL super_read_only = ON"],
+    demote: &["SET GLOBAL rpl_semi_sync_source_enabled = OFF", "STOP REPLICA"],
 };
 
 impl Family {
@@ -378,6 +415,9 @@ struct BinlogClients {
     servers_tls: Option<Arc<tls::Connector>>,
     relays_tls: Option<Arc<tls::Connector>>,
     relay_passwords: Vec<String>,
+    /// One look at a host at a time: a host that does not answer holds one thread, not one for each look.
+    server_turns: Vec<Arc<Mutex<()>>>,
+    relay_turns: Vec<Arc<Mutex<()>>>,
 }
 
 impl BinlogClients {
@@ -395,7 +435,18 @@ impl BinlogClients {
             .collect::<Result<_, Failure>>()?;
         let servers_tls = connector(&config.cluster.tls, "cluster.tls")?;
         let relays_tls = connector(&failover.tls, "failover.tls")?;
-        Ok(BinlogClients { dialect, password, servers_tls, relays_tls, relay_passwords, config })
+        let turns = |count: usize| (0..count).map(|_| Arc::default()).collect();
+        let (server_turns, relay_turns) = (turns(config.cluster.nodes.len()), turns(failover.relays.len()));
+        Ok(BinlogClients {
+            dialect,
+            password,
+            servers_tls,
+            relays_tls,
+            relay_passwords,
+            server_turns,
+            relay_turns,
+            config,
+        })
     }
 
     fn server(&self, address: &str) -> Result<BinlogSession, String> {
@@ -411,22 +462,48 @@ impl BinlogClients {
     }
 
     async fn survey(self: &Arc<Self>) -> Survey<BinlogServers> {
-        let servers = self.config.cluster.nodes.iter().map(|node| async {
-            let address = node.address.clone();
-            let state = self
-                .off(move |clients| {
-                    clients.server(&address).and_then(|mut session| look(&mut session, clients.dialect))
-                })
-                .await;
-            Node { name: node.name.clone(), address: node.address.clone(), tags: Tags::default(), state }
-        });
-        let relays = self.config.failover.relays.iter().enumerate().map(|(index, part)| async move {
-            let standing = self.off(move |clients| clients.order(index, &Order::Look)).await;
-            let (name, address, application) = (part.name.clone(), part.address.clone(), String::new());
-            Relay { name, address, application, standing }
-        });
+        self.survey_by(std::future::pending).await
+    }
+
+    /// Queries all hosts; one that does not answer within the limit counts as silent.
+    async fn survey_within(self: &Arc<Self>, limit: Duration) -> Survey<BinlogServers> {
+        self.survey_by(|| tokio::time::sleep(limit)).await
+    }
+
+    async fn survey_by<L: Future<Output = ()>>(self: &Arc<Self>, limit: impl Fn() -> L) -> Survey<BinlogServers> {
+        let servers = (0..self.config.cluster.nodes.len()).map(|index| self.see_server(index, limit()));
+        let relays = (0..self.config.failover.relays.len()).map(|index| self.see_relay(index, limit()));
         let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
         Survey { servers, relays, acknowledgements: self.config.failover.acknowledgements }
+    }
+
+    async fn look_at_server(self: &Arc<Self>, index: usize) -> Node {
+        let address = self.config.cluster.nodes[index].address.clone();
+        let turn = Arc::clone(&self.server_turns[index]).lock_owned().await;
+        let look = move |clients: &BinlogClients| {
+            let _turn = turn;
+            look(&mut clients.server(&address)?, clients.dialect)
+        };
+        self.server_seen(index, self.off(look).await)
+    }
+
+    async fn look_at_relay(self: &Arc<Self>, index: usize) -> Relay {
+        let turn = Arc::clone(&self.relay_turns[index]).lock_owned().await;
+        let look = move |clients: &BinlogClients| {
+            let _turn = turn;
+            clients.order(index, &Order::Look)
+        };
+        self.relay_seen(index, self.off(look).await)
+    }
+
+    fn server_seen(&self, index: usize, state: Result<NodeState, String>) -> Node {
+        let node = &self.config.cluster.nodes[index];
+        Node { name: node.name.clone(), address: node.address.clone(), tags: Tags::default(), state }
+    }
+
+    fn relay_seen(&self, index: usize, standing: Result<BinlogStanding, String>) -> Relay {
+        let part = &self.config.failover.relays[index];
+        Relay { name: part.name.clone(), address: part.address.clone(), application: String::new(), standing }
     }
 
     /// Runs blocking work off the runtime.
@@ -461,7 +538,7 @@ fn look(session: &mut BinlogSession, dialect: Dialect) -> Result<NodeState, Stri
 
 /// Promotes a replica to replace a lost source.
 pub(super) fn failover(config: Config, dialect: Dialect, args: &FailoverArgs) -> Result<(), Failure> {
-    let servers = Servers { clients: Arc::new(BinlogClients::new(config, dialect)?), stop: args.stop.clone() };
+    let servers = Servers::new(config, dialect, &args.stop)?;
     run(async {
         let survey = servers.clients.survey().await;
         show(&survey);
@@ -469,23 +546,34 @@ pub(super) fn failover(config: Config, dialect: Dialect, args: &FailoverArgs) ->
             return abort(&servers, &survey).await;
         }
         let wish = Wish { to: args.to.as_deref(), force: args.force, ..Wish::default() };
-        let plan = begin(&survey, &wish).map_err(refuse)?;
-        let election = BinlogServers::candidates(&survey, &plan, &wish).map_err(refuse)?;
-        if args.dry_run {
-            let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
-            terminal::line(format_args!(
-                "would fence {} or more relays in term {}, and promote {}",
-                survey.needed(),
-                survey.highest_term() + 1,
-                names.join(" or ")
-            ));
-            return Ok(());
-        }
-        // From here on the old source gets nothing acknowledged.
-        let Elected { promoted, engine } = elect(&servers, &survey, plan, &wish, None, &NoGuard).await?;
-        terminal::line(format_args!("{} is the source", promoted.node));
-        follow(&servers, &promoted.node, &engine).await
+        replace_source(&servers, &survey, &wish, args.dry_run, &NoGuard).await
     })
+}
+
+/// Carries out a failover from the survey to the end.
+async fn replace_source(
+    servers: &Servers,
+    survey: &Survey<BinlogServers>,
+    wish: &Wish<'_>,
+    dry_run: bool,
+    guard: &impl Guard,
+) -> Result<(), Failure> {
+    let plan = begin(survey, wish).map_err(refuse)?;
+    let election = BinlogServers::candidates(survey, &plan, wish).map_err(refuse)?;
+    if dry_run {
+        let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        terminal::line(format_args!(
+            "would fence {} or more relays in term {}, and promote {}",
+            survey.needed(),
+            survey.highest_term() + 1,
+            names.join(" or ")
+        ));
+        return Ok(());
+    }
+    // From here on the old source gets nothing acknowledged.
+    let Elected { promoted, engine } = elect(servers, survey, plan, wish, None, guard).await?;
+    terminal::line(format_args!("{} is the source", promoted.node));
+    follow(servers, &promoted.node, &engine).await
 }
 
 fn refuse(refusal: Refusal) -> Failure {
@@ -522,6 +610,14 @@ struct Servers {
 }
 
 impl Servers {
+    fn new(config: Config, dialect: Dialect, stop: &StopAt) -> Result<Servers, Failure> {
+        Ok(Servers { clients: Arc::new(BinlogClients::new(config, dialect)?), stop: stop.clone() })
+    }
+
+    fn limit(&self) -> Duration {
+        self.clients.config.failover.step_timeout
+    }
+
     fn address(&self, node: &str) -> String {
         let known = self.clients.config.cluster.nodes.iter().find(|known| known.name == node);
         known.map(|known| known.address.clone()).unwrap_or_default()
@@ -694,6 +790,7 @@ async fn follow(servers: &Servers, node: &str, engine: &Engine<BinlogServers>) -
         .filter_map(|(relay, result)| Some(format!("{relay}: {}", result.err()?)))
         .collect();
     if lost.is_empty() {
+        has_begun(servers, node, engine).await;
         terminal::line(format_args!(
             "{} relays follow it; name it in their configuration (relay.upstream.address) too",
             fenced.len()
@@ -704,7 +801,28 @@ async fn follow(servers: &Servers, node: &str, engine: &Engine<BinlogServers>) -
         .advise("run it again once the relays answer"))
 }
 
-/// Removes the fences, unless a node was chosen.
+/// Waits a while until the relays receive from the new source, and prints those that do not.
+async fn has_begun(servers: &Servers, node: &str, engine: &Engine<BinlogServers>) {
+    let Some(server_id) = engine.now.state(node).map(|state| state.server_id) else { return };
+    let limit = servers.limit().min(BEGUN);
+    let each = engine.ballot.relays.iter().map(|(relay, _)| async {
+        let began = Instant::now();
+        loop {
+            let why = match servers.order(&relay.name, Order::Look).await {
+                Ok(standing) if has_followed(&standing, server_id) => return,
+                Ok(standing) => standing.upstream_state,
+                Err(why) => why,
+            };
+            if began.elapsed() > limit {
+                return terminal::line(format_args!("{}: receives nothing from {node} yet: {why}", relay.name));
+            }
+            tokio::time::sleep(PACE).await;
+        }
+    });
+    join_all(each).await;
+}
+
+/// Removes the fences, unless a node was chosen, and lets the source take writes again.
 async fn abort(servers: &Servers, survey: &Survey<BinlogServers>) -> Result<(), Failure> {
     may_abort(survey).map_err(|refusal| {
         Failure::runtime(refusal.to_string()).advise("`kingpost failover` goes on with that server")
@@ -721,6 +839,7 @@ async fn abort(servers: &Servers, survey: &Survey<BinlogServers>) -> Result<(), 
             failed.push(format!("{}: {error}", relay.name));
         }
     }
+    failed.extend(switchover::writes_again(servers, survey).await.err());
     if failed.is_empty() { Ok(()) } else { Err(Failure::runtime(failed.join("; "))) }
 }
 
@@ -900,6 +1019,78 @@ mod tests {
             (set("1-9"), "0-1-9".to_owned(), false),
         ] {
             assert_eq!(has(&held, &wanted), expected, "{held} and {wanted}");
+        }
+    }
+
+    /// Three servers, of which `n2` and `n3` replicate; `down` does not answer.
+    fn three(down: &str) -> Vec<Node> {
+        let mut nodes = [node("n1", 1, "0-1-9"), node("n2", 2, "0-1-8"), node("n3", 3, "0-1-9")];
+        for node in &mut nodes {
+            let state = node.state.as_mut().unwrap();
+            (state.read_only, state.master) = (node.name != "n1", (node.name != "n1").then(|| "r:1".to_owned()));
+            if node.name == down {
+                node.state = Err("down".into());
+            }
+        }
+        nodes.into()
+    }
+
+    #[test]
+    fn situations_and_judgements() {
+        use super::super::judge::Judgement;
+        use situation::{Situation, judge, situation};
+        let streams = || relay("r", 2, false, None, "0-1-9", "streaming");
+        let misses = || relay("r", 2, false, None, "0-1-9", "cannot connect");
+        let fenced = || relay("r", 3, true, None, "0-1-9", "fenced");
+        let chose = || relay("r", 3, true, Some((3, "n2")), "0-1-9", "fenced");
+        let other = |mut relay: Relay| {
+            relay.standing.as_mut().unwrap().source = 2;
+            relay
+        };
+        let n = |name: &str| name.to_owned();
+        let healthy = |name| (Situation::Healthy { source: n(name) }, Judgement::Healthy(n(name)));
+        let lost = |judgement| (Situation::NoSource, judgement);
+        let few = || Judgement::Unsure("1 relays answer, and 2 are needed".into());
+        for (down, relays, expected) in [
+            ("", vec![streams()], healthy("n1")),
+            // The relay connects again, or will: its source answers.
+            ("", vec![misses()], healthy("n1")),
+            ("n1", vec![streams()], lost(Judgement::Unsure("r hears it".into()))),
+            ("n1", vec![misses()], lost(Judgement::Lost)),
+            ("n1", vec![misses(), silent("s")], lost(few())),
+            ("n1", vec![fenced()], lost(Judgement::Unfinished)),
+            ("", vec![fenced()], (Situation::Fenced { source: n("n1") }, Judgement::Unfinished)),
+            ("n1", vec![chose()], (Situation::Chosen { node: n("n2") }, Judgement::Unfinished)),
+            ("", vec![chose(), silent("s")], (Situation::Chosen { node: n("n2") }, few())),
+            // A relay that missed the last failover still names the old source.
+            ("", vec![streams(), other(relay("s", 5, false, None, "0-2-10", "streaming"))], healthy("n2")),
+        ] {
+            let survey = survey(&three(down), &relays);
+            assert_eq!((situation(&survey), judge(&survey)), expected, "{down} {relays:?}");
+        }
+    }
+
+    #[test]
+    fn the_successor_of_a_source() {
+        use situation::{Unready, successor};
+        let streams = || relay("r", 2, false, None, "0-1-9", "streaming");
+        let misses = || relay("r", 2, false, None, "0-1-9", "cannot connect");
+        let n = |name: &str| name.to_owned();
+        let mut alone = three("");
+        alone[1].state.as_mut().unwrap().master = None;
+        let few = Unready::TooFew { streaming: 0, source_name: n("n1"), needed: 1 };
+        for (servers, relay, to, expected) in [
+            (three(""), streams(), None, Ok(n("n3"))),
+            (three(""), streams(), Some("n2"), Ok(n("n2"))),
+            (three("n3"), streams(), None, Ok(n("n2"))),
+            (three("n2"), streams(), Some("n2"), Err(Unready::Silent(n("n2")))),
+            (three(""), streams(), Some("n1"), Err(Unready::Source(n("n1")))),
+            (three(""), streams(), Some("n4"), Err(Unready::Unknown(n("n4")))),
+            (alone.clone(), streams(), Some("n2"), Err(Unready::Alone(n("n2")))),
+            (alone[..2].to_vec(), streams(), None, Err(Unready::Nobody)),
+            (three(""), misses(), None, Err(few)),
+        ] {
+            assert_eq!(successor(&survey(&servers, &[relay]), "n1", to), expected, "{to:?}");
         }
     }
 
