@@ -49,7 +49,7 @@ async fn write(source: Arc<MySql>, writer: u64, stop: Arc<AtomicBool>, total: Ar
     done
 }
 
-async fn rows(server: &MySql) -> BTreeSet<u64> {
+pub(crate) async fn rows(server: &MySql) -> BTreeSet<u64> {
     let ids: Vec<u64> = server.connect().await.unwrap().query("SELECT id FROM app.t").await.unwrap();
     ids.into_iter().collect()
 }

@@ -9,7 +9,7 @@ mod agents;
 mod cut_off;
 mod history;
 mod quorum;
-mod random;
+pub(crate) mod random;
 mod scene;
 mod world;
 
@@ -23,7 +23,7 @@ use history::Violation;
 use quorum::Quorum;
 use world::{Durability, World};
 
-fn number(variable: &str) -> Option<u64> {
+pub(crate) fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, expected a number")))
 }
@@ -76,7 +76,7 @@ async fn torture(durability: Durability) {
     assert_none(&violations, &world);
 }
 
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()))
 }

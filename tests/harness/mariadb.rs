@@ -426,6 +426,30 @@ impl BinlogRelay {
         nodes: &[(&str, u16)],
         arguments: &[&str],
     ) -> (bool, String) {
+        kingpost(&["failover"], &self.write_failover(others, nodes), arguments).await
+    }
+
+    /// Runs `kingpost switchover` for servers on these ports and this relay; returns true if it succeeded, and its output.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn switchover(&self, nodes: &[(&str, u16)], arguments: &[&str]) -> (bool, String) {
+        kingpost(&["switchover"], &self.write_failover(&[], nodes), arguments).await
+    }
+
+    /// Starts `kingpost watch` for servers on these ports and this relay; returns its process, and the file with its output.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn watch(&self, nodes: &[(&str, u16)], arguments: &[&str]) -> (Process, PathBuf) {
+        let mut watch = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        watch.arg("watch").arg("--config").arg(self.write_failover(&[], nodes)).args(arguments);
+        let log = self.parent.join(format!("watch{}.log", unique()));
+        (Process::start("watch", watch, &log), log)
+    }
+
+    /// Writes the configuration of failovers; returns its path.
+    fn write_failover(&self, others: &[&BinlogRelay], nodes: &[(&str, u16)]) -> PathBuf {
         let table = |fields: &[(&str, String)]| {
             Value::Table(fields.iter().map(|(name, value)| ((*name).to_owned(), Value::from(value.clone()))).collect())
         };
@@ -443,6 +467,8 @@ impl BinlogRelay {
             ("failover.engine", engine),
             ("failover.user", REPLICATOR.0.into()),
             ("failover.password", REPLICATOR.1.into()),
+            ("failover.replication_user", REPLICATOR.0.into()),
+            ("failover.replication_password", REPLICATOR.1.into()),
             ("failover.step_timeout", "30s".into()),
             ("failover.relays", relays.collect::<Vec<_>>().into()),
         ] {
@@ -450,7 +476,7 @@ impl BinlogRelay {
         }
         let path = self.parent.join("failover.toml");
         std::fs::write(&path, toml::to_string(&config).expect("a configuration")).expect("write the configuration");
-        kingpost(&["failover"], &path, arguments).await
+        path
     }
 
     /// Sends the relay an operator's order, without `kingpost failover`: a statement such as `KINGPOST FENCE TERM 1 TIMELINE 1`.

@@ -48,13 +48,34 @@ fn template() -> &'static Path {
     })
 }
 
+/// Options of each server.
+const OPTIONS: &[&str] = &[
+    "--log-bin=mysql-bin",
+    "--gtid-mode=ON",
+    "--enforce-gtid-consistency=ON",
+    "--sync-binlog=1",
+    "--innodb-flush-log-at-trx-commit=1",
+    "--innodb-buffer-pool-size=16M",
+    "--innodb-redo-log-capacity=8M",
+    "--performance-schema=OFF",
+    "--mysqlx=OFF",
+    "--replica-net-timeout=10",
+    "--max-allowed-packet=256M",
+    "--plugin-load-add=semisync_source.so",
+    "--plugin-load-add=semisync_replica.so",
+];
+const AS_SOURCE: &[&str] = &["--rpl-semi-sync-source-enabled=ON", "--rpl-semi-sync-source-timeout=4294967295"];
+const AS_REPLICA: &[&str] = &["--rpl-semi-sync-replica-enabled=ON", "--skip-replica-start"];
+const AS_READER: &[&str] = &["--rpl-semi-sync-replica-enabled=ON", "--skip-replica-start", "--super-read-only=ON"];
+
 /// A MySQL server, ended when dropped.
 #[derive(Debug)]
 pub struct MySql {
     id: u32,
     dir: PathBuf,
     port: Port,
-    options: Vec<String>,
+    /// Options of its role, from its next start on.
+    role: Mutex<&'static [&'static str]>,
     process: Mutex<Option<Arc<Process>>>,
     _files: Files,
 }
@@ -68,28 +89,13 @@ impl MySql {
     pub fn new(id: u32, semisync: bool) -> MySql {
         let dir = new_dir(&format!("mysql{id}"));
         run(Command::new("cp").arg("-a").arg(template()).arg(dir.join("data")));
-        let options = [
-            "--log-bin=mysql-bin",
-            "--gtid-mode=ON",
-            "--enforce-gtid-consistency=ON",
-            "--sync-binlog=1",
-            "--innodb-flush-log-at-trx-commit=1",
-            "--innodb-buffer-pool-size=16M",
-            "--innodb-redo-log-capacity=8M",
-            "--performance-schema=OFF",
-            "--mysqlx=OFF",
-            "--replica-net-timeout=10",
-            "--max-allowed-packet=256M",
-            "--plugin-load-add=semisync_source.so",
-            "--plugin-load-add=semisync_replica.so",
-        ];
-        let more: &[&str] = if semisync {
-            &["--rpl-semi-sync-source-enabled=ON", "--rpl-semi-sync-source-timeout=4294967295"]
-        } else {
-            &["--rpl-semi-sync-replica-enabled=ON", "--skip-replica-start"]
-        };
-        let options = options.iter().chain(more).map(ToString::to_string).collect();
-        MySql { id, port: Port::reserve(), options, process: Mutex::default(), _files: Files(dir.clone()), dir }
+        let role = Mutex::new(if semisync { AS_SOURCE } else { AS_REPLICA });
+        MySql { id, port: Port::reserve(), role, process: Mutex::default(), _files: Files(dir.clone()), dir }
+    }
+
+    /// Sets the role in which the server starts from now on: a source that waits for semi-synchronous replicas, or a replica that takes no writes.
+    pub fn start_as_source(&self, is_source: bool) {
+        *self.role.lock().unwrap_or_else(PoisonError::into_inner) = if is_source { AS_SOURCE } else { AS_READER };
     }
 
     /// Returns its port, on 127.0.0.1.
@@ -122,7 +128,7 @@ impl MySql {
             format!("--port={}", self.port()),
             "--bind-address=127.0.0.1".into(),
         ]);
-        server.args(&self.options);
+        server.args(OPTIONS).args(*self.role.lock().unwrap_or_else(PoisonError::into_inner));
         let process = Arc::new(Process::start(&format!("mysql{}", self.id), server, &self.dir.join("mysql.log")));
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&process));
         wait_until(&format!("MySQL {}", self.id), SOON * 2, &self.dir, async || {

@@ -1,11 +1,11 @@
 //! Random choices, by a seed.
 
 /// splitmix64: the same sequence for the same seed.
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     /// Returns a number below `below`.
-    pub(super) fn draw(&mut self, below: u64) -> u64 {
+    pub(crate) fn draw(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
