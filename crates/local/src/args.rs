@@ -21,6 +21,9 @@ pub struct UpArgs {
     /// Directory of PostgreSQL's programs (13 to 19); searched for if not given
     #[arg(long, env = "KINGPOST_PG_BIN", value_name = "DIR")]
     pub pg_bin: Option<PathBuf>,
+    /// Directory of MySQL's programs (8.4 or later), which need not be installed; searched for if not given
+    #[arg(long, env = "KINGPOST_MYSQL_BIN", value_name = "DIR")]
+    pub mysql_bin: Option<PathBuf>,
     /// Address of the proxy: loopback only, for there are no passwords; port 0 lets the system choose
     #[arg(long, default_value = "127.0.0.1:6432", value_name = "ADDRESS")]
     pub listen: String,

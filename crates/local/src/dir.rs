@@ -7,8 +7,8 @@
 //!        state.json        the nodes; `complete` once every one of them was made
 //!        kingpost.toml     the configuration that the proxy was started with
 //!        console.token     what an operator signs in to the console with; its owner's alone
-//!        mariadb.password  of the servers and the relay, where they are of MariaDB; its owner's alone
-//!        client.cnf        likewise, for MariaDB's own client
+//!        mariadb.password  of the servers and the relay, where they are of MariaDB; its owner's alone (mysql.password: of MySQL)
+//!        client.cnf        likewise, for their own client
 //!        logs/             one file a node, one for the proxy, one a tool
 //!        relay/            the relay's log
 //!  <data>/nodes/<name>/    data directories; <data> is <dir>, unless the servers' user cannot get there
@@ -49,6 +49,8 @@ pub enum Engine {
     Postgresql,
     /// MariaDB: a primary, a relay of its binary log, and replicas; there is no proxy
     Mariadb,
+    /// MySQL: the same, with servers of MySQL 8.4 or later
+    Mysql,
 }
 
 impl Engine {
@@ -57,6 +59,7 @@ impl Engine {
         match self {
             Engine::Postgresql => "PostgreSQL",
             Engine::Mariadb => "MariaDB",
+            Engine::Mysql => "MySQL",
         }
     }
 
@@ -64,7 +67,7 @@ impl Engine {
     pub(super) fn account(self) -> &'static str {
         match self {
             Engine::Postgresql => "postgres",
-            Engine::Mariadb => "mysql",
+            Engine::Mariadb | Engine::Mysql => "mysql",
         }
     }
 }
@@ -79,9 +82,9 @@ pub(super) struct State {
     pub(super) engine: Engine,
     /// True once every node was made. Otherwise everything is made again.
     pub(super) complete: bool,
-    /// Major version of PostgreSQL; for MariaDB 10.11, 1011.
+    /// Major version of PostgreSQL; for MariaDB 10.11, 1011; for MySQL 8.4, 804.
     pub(super) version: u32,
-    /// Directory of the programs; empty for MariaDB.
+    /// Directory of the programs; empty where they were searched for by MariaDB's or MySQL's names.
     pub(super) bin: PathBuf,
     /// Directory that holds `nodes/`.
     pub(super) data: PathBuf,
@@ -97,7 +100,7 @@ pub(super) struct NodeState {
     pub(super) name: String,
     /// Last port, used again if it is free; 0 before the first start.
     pub(super) port: u16,
-    /// `server_id` of MariaDB; 0 before its data are made, and for PostgreSQL.
+    /// `server_id` of MariaDB or MySQL; 0 before its data are made, and for PostgreSQL.
     #[serde(default)]
     pub(super) server_id: u32,
 }
@@ -201,20 +204,20 @@ impl Directory {
     /// # Errors
     /// The token's file cannot be written.
     pub(super) fn console_token(&self) -> Result<String, Failure> {
-        secret(&self.token_file())
+        secret(&self.token_file(), usize::MAX)
     }
 
-    /// Returns the file with the password of the MariaDB servers.
-    pub(super) fn password_file(&self) -> PathBuf {
-        self.path.join("mariadb.password")
+    /// Returns the file with the password of the servers of MariaDB or MySQL.
+    pub(super) fn password_file(&self, engine: Engine) -> PathBuf {
+        self.path.join(if engine == Engine::Mysql { "mysql.password" } else { "mariadb.password" })
     }
 
-    /// Returns the password of the MariaDB servers, made at the first start and kept from then on.
+    /// Returns the password of the servers of MariaDB or MySQL, made at the first start and kept from then on.
     ///
     /// # Errors
     /// The password's file cannot be written.
-    pub(super) fn password(&self) -> Result<String, Failure> {
-        secret(&self.password_file())
+    pub(super) fn password(&self, engine: Engine) -> Result<String, Failure> {
+        secret(&self.password_file(engine), if engine == Engine::Mysql { SECRET } else { usize::MAX })
     }
 
     /// Takes the lock without waiting; `None` if another process has it.
@@ -281,14 +284,18 @@ impl Directory {
     }
 }
 
-/// Returns the secret in a file that only its owner can read; makes it if the file has none.
-fn secret(path: &Path) -> Result<String, Failure> {
+/// Shortest secret that is taken from a file. MySQL's replicas take no longer password.
+const SECRET: usize = 32;
+
+/// Returns the secret in a file that only its owner can read; makes one of at most `longest` characters if the file has none.
+fn secret(path: &Path, longest: usize) -> Result<String, Failure> {
     if let Ok(text) = fs::read_to_string(path)
-        && text.trim().len() >= 32
+        && text.trim().len() >= SECRET
     {
         return Ok(text.trim().to_owned());
     }
-    let (token, _) = process::token::make()?;
+    let (mut token, _) = process::token::make()?;
+    token.truncate(longest);
     write_secret(path, &format!("{token}\n"))?;
     Ok(token)
 }

@@ -8,10 +8,10 @@
 //! pid file and the working directory of that process.
 
 mod args;
+mod binlog;
 mod children;
 mod cluster;
 mod dir;
-mod mariadb;
 mod plan;
 mod port;
 mod postgres;
@@ -87,8 +87,8 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         console: console.1.to_string(),
     };
     let places = Places { metrics, registry, console, token };
-    if engine == Engine::Mariadb {
-        return mariadb::start(args, &directory, places, &mut record, &stop).await;
+    if engine != Engine::Postgresql {
+        return binlog::start(args, engine, &directory, places, &mut record, &stop).await;
     }
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
     directory.save_running(&record)?;
@@ -408,7 +408,7 @@ pub fn down(args: &DownArgs) -> Result<(), Failure> {
                 if children::server(&data).is_some() {
                     match state.engine {
                         Engine::Postgresql => postgres::stop_data(&installation, &launcher, &data).await,
-                        Engine::Mariadb => mariadb::stop_data(&data, None).await,
+                        Engine::Mariadb | Engine::Mysql => binlog::stop_data(&data, None).await,
                     }
                     terminal::line(format_args!("stopped {}, which an earlier run had left", node.name));
                     stopped = true;
@@ -466,8 +466,9 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
             let (nodes, relay) = tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref()));
             Ok((nodes, relay))
         }
-        Engine::Mariadb => {
-            let mut all = mariadb::observe(&nodes, relay.as_deref(), &directory.password()?).await;
+        Engine::Mariadb | Engine::Mysql => {
+            let family = binlog::Family::of(engine);
+            let mut all = binlog::observe(family, &nodes, relay.as_deref(), &directory.password(engine)?).await;
             let relay = all.pop_if(|node| node.name == "relay");
             Ok((all, relay))
         }

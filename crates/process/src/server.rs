@@ -69,8 +69,8 @@ fn parse_stat(stat: &str) -> Option<u64> {
     }
 }
 
-/// Files in the data directory with the process id of a PostgreSQL server, and of a MariaDB server (set at its start).
-pub const PID_FILES: [&str; 2] = ["postmaster.pid", "mariadb.pid"];
+/// Files in the data directory with the process id of a PostgreSQL server, and of a MariaDB or MySQL server (set at its start).
+pub const PID_FILES: [&str; 3] = ["postmaster.pid", "mariadb.pid", "mysql.pid"];
 
 /// Returns the pid of the server that runs on a data directory: a file there names its process, and the working directory of that process proves that
 /// the number was not given to another one since.

@@ -29,16 +29,16 @@ fn pace() -> Pace {
     Pace { interval: Duration::from_secs(2), timeout: Duration::from_secs(1), fall: 2, rise: 1 }
 }
 
-/// Returns the instances of the MariaDB servers and their relay, given as name, address and role.
-pub fn of_mariadb(parts: impl Iterator<Item = (String, String, &'static str)>) -> Vec<Registration> {
+/// Returns the instances of the servers of MariaDB or MySQL (`engine`) and their relay, given as name, address and role.
+pub fn of_binlog(engine: &str, parts: impl Iterator<Item = (String, String, &'static str)>) -> Vec<Registration> {
     let mut rows = Vec::new();
     for (name, address, role) in parts {
         let check = CheckKind::Tcp { target: None, pace: pace() };
         // Recognised by its name: a relay that is down has no role.
         let row = match (name.as_str(), role) {
             ("relay", _) => row("relay", "mysql", "relay1", &address, None, None, check),
-            (name, "down") => row("mariadb", "mysql", name, &address, Some("unknown"), None, check),
-            (name, role) => row("mariadb", "mysql", name, &address, Some(role), None, check),
+            (name, "down") => row(engine, "mysql", name, &address, Some("unknown"), None, check),
+            (name, role) => row(engine, "mysql", name, &address, Some(role), None, check),
         };
         rows.extend(row);
     }
@@ -104,7 +104,8 @@ mod tests {
         assert_eq!(v6.service.as_str(), "kingpost/postgres");
         assert!(row("postgres", "postgresql", "node1", "/run/postgresql", None, None, check()).is_none());
         let parts = [("node1", "primary"), ("node2", "down"), ("relay", "down")];
-        let rows = of_mariadb(parts.into_iter().map(|(name, role)| (name.into(), "127.0.0.1:3306".into(), role)));
+        let rows =
+            of_binlog("mariadb", parts.into_iter().map(|(name, role)| (name.into(), "127.0.0.1:3306".into(), role)));
         let found: Vec<_> = rows.iter().map(|row| (row.service.as_str(), row.metadata.get("role"))).collect();
         let mariadb = "kingpost/mariadb";
         assert_eq!(found, [(mariadb, Some("primary")), (mariadb, Some("unknown")), ("kingpost/relay", None)]);

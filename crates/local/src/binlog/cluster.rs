@@ -1,19 +1,20 @@
-//! The MariaDB servers of one directory and the relay between them: creating them, starting and stopping them in order.
+//! The servers of MariaDB or MySQL of one directory and the relay between them: creating them, starting and stopping them in order.
 
 use std::collections::HashMap;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ::relay::config::{Engine as Of, RelayConfig, UpstreamConfig, UserConfig};
+use ::relay::config::{RelayConfig, UpstreamConfig, UserConfig};
 use ::relay::{BinlogRelay, last_source};
 
 use super::super::children::{self, Account, Launcher};
 use super::super::cluster::own_directory;
 use super::super::dir::{Directory, Engine, State};
 use super::super::stop::Stop;
+use super::family::Family;
 use super::look::observe;
 use super::server::{Part, Programs, Server, USER, stop_data};
 use process::Failure;
@@ -27,8 +28,9 @@ const NEW_LIMIT: Duration = Duration::from_secs(120);
 /// Interval between two checks of relay and replica.
 const PACE: Duration = Duration::from_millis(100);
 
-/// The MariaDB servers of one directory, and their relay.
+/// The servers of one directory, and their relay.
 pub(super) struct Cluster {
+    pub(super) family: &'static Family,
     directory: Directory,
     state: State,
     programs: Programs,
@@ -52,17 +54,25 @@ impl Cluster {
     /// Finds programs, account and earlier data. Starts nothing.
     ///
     /// # Errors
-    /// No usable MariaDB, no account for it, or a directory that cannot be used.
-    pub(super) fn prepare(directory: &Directory, stop: Stop) -> Result<Cluster, Failure> {
+    /// No usable server programs, no account for them, or a directory that cannot be used.
+    pub(super) fn prepare(
+        directory: &Directory,
+        engine: Engine,
+        bin: Option<&Path>,
+        stop: Stop,
+    ) -> Result<Cluster, Failure> {
         let previous = directory.state()?;
-        let programs = Programs::find()?;
-        let account = Account::choose(&directory.path, Engine::Mariadb.account())?;
-        let what = (Engine::Mariadb, programs.version, PathBuf::new());
+        let family = Family::of(engine);
+        let known = previous.as_ref().map(|state| state.bin.as_path()).filter(|bin| !bin.as_os_str().is_empty());
+        let programs = Programs::find(family, bin.or(known))?;
+        let account = Account::choose(&directory.path, engine.account())?;
+        let what = (engine, programs.version, bin.or(known).map(PathBuf::from).unwrap_or_default());
         let state = State::taken_up(directory, previous.as_ref(), account.as_ref(), what)?;
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };
-        let secret = directory.password()?;
+        let secret = directory.password(engine)?;
         let names = state.nodes.iter().map(|node| (node.server_id, node.name.clone())).collect();
         Ok(Cluster {
+            family,
             directory: directory.clone(),
             state,
             programs,
@@ -74,7 +84,7 @@ impl Cluster {
         })
     }
 
-    /// The version; 1011 for 10.11.
+    /// The version; 1011 for 10.11, 804 for 8.4.
     pub(super) fn version(&self) -> u32 {
         self.programs.version
     }
@@ -115,7 +125,7 @@ impl Cluster {
         let mut all = Vec::new();
         for node in &self.state.nodes {
             let data = self.state.node_data(&node.name);
-            all.push(Server::new(&node.name, node.server_id, data, node.port, &self.launcher.logs));
+            all.push(Server::new(self.family, &node.name, node.server_id, data, node.port, &self.launcher.logs));
         }
         // The server that the relay followed last took the writes, and has every acknowledged transaction.
         let source = last_source(&self.directory.relay());
@@ -128,7 +138,7 @@ impl Cluster {
         }
         self.servers.push(primary);
         if fresh {
-            step("making node1 with mariadb-install-db");
+            step(&format!("making node1 with {}", self.programs.maker()));
             self.make(0).await?;
         }
         step(&format!("starting {} as primary", self.servers[0].name));
@@ -154,7 +164,7 @@ impl Cluster {
 
     async fn start_relay(&mut self) -> Result<(), Failure> {
         let config = RelayConfig {
-            engine: Of::Mariadb,
+            engine: self.family.relay,
             server_id: RELAY_ID,
             listen: vec!["127.0.0.1:0".into()],
             dir: self.directory.relay(),
@@ -245,10 +255,10 @@ impl Cluster {
         let started = Instant::now();
         let only = [(server.name.clone(), server.port)];
         loop {
-            let status = observe(&only, None, &self.secret).await.pop();
+            let status = observe(self.family, &only, None, &self.secret).await.pop();
             let has = status.as_ref().and_then(|status| status.gtid.as_deref());
             if status.as_ref().is_some_and(|status| status.streaming == Some(true))
-                && covers(has.unwrap_or_default(), &wanted)
+                && self.family.covers(has.unwrap_or_default(), &wanted)
             {
                 return Ok(());
             }
@@ -259,7 +269,10 @@ impl Cluster {
                 return Err(failed(error));
             }
             if started.elapsed() > limit {
-                return Err(failed(format!("it has {} and not {wanted}", has_text(&only, &self.secret).await)));
+                return Err(failed(format!(
+                    "it has {} and not {wanted}",
+                    has_text(self.family, &only, &self.secret).await
+                )));
             }
             tokio::select! {
                 () = tokio::time::sleep(PACE) => {}
@@ -308,33 +321,7 @@ impl Cluster {
     }
 }
 
-async fn has_text(server: &[(String, u16)], secret: &str) -> String {
-    let status = observe(server, None, secret).await.pop();
+async fn has_text(family: &Family, server: &[(String, u16)], secret: &str) -> String {
+    let status = observe(family, server, None, secret).await.pop();
     status.and_then(|status| status.gtid.or(status.error)).unwrap_or_default()
-}
-
-/// True if a position has the last transaction of each domain of a binary log's state.
-fn covers(position: &str, state: &str) -> bool {
-    use ::binlog::gtid::mariadb::{Position, State};
-    let (Ok(has), Ok(wanted)) = (position.parse::<Position>(), state.parse::<State>()) else { return false };
-    wanted.position().iter().all(|gtid| has.get(gtid.domain).is_some_and(|has| has.sequence >= gtid.sequence))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::covers;
-
-    #[test]
-    fn what_a_position_covers() {
-        for (position, state, expected) in [
-            ("0-1-9", "0-1-9", true),
-            ("0-2-10", "0-1-9,0-2-10", true),
-            ("0-1-8", "0-1-9", false),
-            ("0-1-9", "0-1-9,1-1-1", false),
-            ("", "", true),
-            ("?", "", false),
-        ] {
-            assert_eq!(covers(position, state), expected, "{position} {state}");
-        }
-    }
 }

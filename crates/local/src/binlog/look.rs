@@ -1,31 +1,33 @@
-//! State of the servers and the relay of a local MariaDB cluster, asked over their own protocols.
+//! State of the servers and the relay of a local cluster of MariaDB or MySQL, asked over their own protocols.
 
 use std::time::Duration;
 
-use ::binlog::Dialect;
-use ::binlog::gtid::{State, mariadb::Position};
+use ::binlog::gtid::State;
 use ::binlog::protocol::reply::Row;
 use ::relay::{BinlogStanding, Order};
 
 use super::super::status::{NodeStatus, relay_status};
+use super::family::Family;
 use super::server::session;
 
 /// Longest time to ask one server, or the relay.
 const LIMIT: Duration = Duration::from_millis(1500);
 
-const QUESTION: &str = "SELECT @@read_only, @@gtid_current_pos, \
-     (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'THREADS_CONNECTED'), \
-     (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'BINLOG_COMMITS')";
-
 /// Asks all servers (name, port) and the relay; returns the servers in their order, then the relay.
-pub(crate) async fn observe(nodes: &[(String, u16)], relay: Option<&str>, secret: &str) -> Vec<NodeStatus> {
+pub(crate) async fn observe(
+    family: &Family,
+    nodes: &[(String, u16)],
+    relay: Option<&str>,
+    secret: &str,
+) -> Vec<NodeStatus> {
+    let (question, replication, dialect) = (family.question, family.replication, family.dialect);
     let asked: Vec<_> = nodes
         .iter()
         .map(|(name, port)| {
             let (name, address, secret) = (name.clone(), format!("127.0.0.1:{port}"), secret.to_owned());
             tokio::spawn(async move {
-                let rows = session(&address, &secret, LIMIT, |session| {
-                    Ok((session.query(QUESTION)?, session.query("SHOW SLAVE STATUS")?))
+                let rows = session(&address, &secret, LIMIT, move |session| {
+                    Ok((session.query(question)?, session.query(replication)?))
                 });
                 let rows = rows.await;
                 (name, address, rows)
@@ -33,10 +35,9 @@ pub(crate) async fn observe(nodes: &[(String, u16)], relay: Option<&str>, secret
         })
         .collect();
     let standing = match relay {
-        Some(address) => Some((
-            address,
-            session(address, secret, LIMIT, |session| session.order(&Order::Look, Dialect::MariaDb)).await,
-        )),
+        Some(address) => {
+            Some((address, session(address, secret, LIMIT, move |session| session.order(&Order::Look, dialect)).await))
+        }
         None => None,
     };
     let upstream =
@@ -55,7 +56,7 @@ pub(crate) async fn observe(nodes: &[(String, u16)], relay: Option<&str>, secret
             Err(error) => NodeStatus { error: Some(error), ..relay_status(address.to_owned()) },
         });
     }
-    fill_lag(&mut all);
+    fill_lag(family, &mut all);
     all
 }
 
@@ -74,8 +75,14 @@ fn of_relay(address: &str, standing: &BinlogStanding) -> NodeStatus {
     }
 }
 
-/// Makes a server's status of its answers. `slave`: the row of SHOW SLAVE STATUS. `upstream`: the relay's upstream, if known.
-fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>, upstream: Option<&str>) -> NodeStatus {
+/// Makes a server's status of its answers. `replication`: the row of SHOW REPLICA STATUS. `upstream`: the relay's upstream, if known.
+fn server(
+    name: String,
+    address: String,
+    row: Option<&Row>,
+    replication: Option<&Row>,
+    upstream: Option<&str>,
+) -> NodeStatus {
     let text = |row: Option<&Row>, column: usize| row.and_then(|row| row.get(column)?.clone());
     let writes = text(row, 0).is_some_and(|read_only| matches!(read_only.as_str(), "0" | "OFF"));
     let role = match (writes, upstream) {
@@ -83,10 +90,10 @@ fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>,
         (true, _) => "primary",
         (false, _) => "replica",
     };
-    // The places of these columns are the same since long before 10.3: both threads, the time behind, the errors.
-    let runs = |column| text(slave, column).as_deref() == Some("Yes");
-    let wrong = [35, 37].into_iter().find_map(|column| text(slave, column).filter(|error| !error.is_empty()));
-    let seconds = text(slave, 32).and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
+    // The places of these columns are the same in both families, and since long before MariaDB 10.3: both threads, the time behind, the errors.
+    let runs = |column| text(replication, column).as_deref() == Some("Yes");
+    let wrong = [35, 37].into_iter().find_map(|column| text(replication, column).filter(|error| !error.is_empty()));
+    let seconds = text(replication, 32).and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
     NodeStatus {
         role,
         gtid: text(row, 1),
@@ -99,15 +106,12 @@ fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>,
     }
 }
 
-/// Fills in the lag of replicas and relay behind the primary, by sequence numbers, which grow by one a transaction.
-fn fill_lag(nodes: &mut [NodeStatus]) {
-    let position = |node: &NodeStatus| node.gtid.as_deref().and_then(|text| text.parse::<Position>().ok());
-    let Some(primary) = nodes.iter().find(|node| node.role == "primary").and_then(position) else { return };
+/// Fills in the lag of replicas and relay behind the primary.
+fn fill_lag(family: &Family, nodes: &mut [NodeStatus]) {
+    let primary = nodes.iter().find(|node| node.role == "primary").and_then(|node| node.gtid.clone());
+    let Some(primary) = primary else { return };
     for node in nodes.iter_mut().filter(|node| matches!(node.role, "replica" | "relay")) {
-        node.lag_transactions = position(node).map(|has| {
-            let sequence = |domain| has.get(domain).map_or(0, |gtid| gtid.sequence);
-            primary.iter().map(|gtid| gtid.sequence.saturating_sub(sequence(gtid.domain))).fold(0, u64::saturating_add)
-        });
+        node.lag_transactions = node.gtid.as_deref().and_then(|has| family.behind(&primary, has));
     }
 }
 
@@ -152,7 +156,7 @@ mod tests {
     fn lag_is_counted_in_each_domain() {
         let replica = of("1", "0-1-5,1-2-9", None, None);
         let mut nodes = vec![of("0", "0-1-9,1-2-10,2-1-3", None, None), replica, of("1", "", None, None)];
-        fill_lag(&mut nodes);
+        fill_lag(&super::super::family::MARIADB, &mut nodes);
         let lags: Vec<_> = nodes.iter().map(|node| node.lag_transactions).collect();
         assert_eq!(lags, [None, Some(4 + 1 + 3), Some(22)]);
     }

@@ -1,4 +1,4 @@
-//! `kingpost up --engine mariadb`: a primary, a relay of its binary log, and replicas behind the relay.
+//! `kingpost up --engine mariadb`, or `mysql`: a primary, a relay of its binary log, and replicas behind the relay.
 //!
 //! ```text
 //!  Cluster (servers, relay) ─▶ self-check ─▶ registry, console, metrics ─▶ watch, former primaries come back
@@ -7,6 +7,7 @@
 //! Servers and relay accept the user `kingpost` from this host only, with a password from a file in the cluster's directory.
 
 mod cluster;
+mod family;
 mod look;
 mod server;
 
@@ -22,13 +23,14 @@ use ::console::picture;
 use ::relay::BinlogRelay;
 use tokio::sync::watch::{Receiver, Sender};
 
-use super::dir::{self, Directory, UpState};
+use super::dir::{self, Directory, Engine, UpState};
 use super::status::NodeStatus;
 use super::stop::Stop;
 use super::{GRACE, Places, Task, announce_services, watch};
 use crate::args::UpArgs;
 use cluster::{Cluster, lock};
 use daemon::{Registry, Relaying, Scene, ShownBinlog};
+pub(super) use family::Family;
 pub(super) use look::observe;
 use metrics::Admin;
 use process::{Failure, terminal};
@@ -48,16 +50,18 @@ const ATTEMPTS: u32 = 3;
 /// Starts the servers and the relay, and runs until a signal.
 pub(super) async fn start(
     args: &UpArgs,
+    engine: Engine,
     directory: &Directory,
     places: Places,
     record: &mut UpState,
     stop: &Stop,
 ) -> Result<(), Failure> {
     if args.no_relay {
-        let what = "--no-relay is of PostgreSQL: a cluster of MariaDB is servers around a relay";
+        let what = format!("--no-relay is of PostgreSQL: a cluster of {} is servers around a relay", engine.name());
         return Err(Failure::config(what).advise("leave it out"));
     }
-    let mut cluster = Cluster::prepare(directory, stop.clone())?;
+    let bin = args.mysql_bin.as_deref().filter(|_| engine == Engine::Mysql);
+    let mut cluster = Cluster::prepare(directory, engine, bin, stop.clone())?;
     directory.save_running(record)?;
     let started = Instant::now();
     for name in cluster.stop_leftovers().await {
@@ -65,8 +69,9 @@ pub(super) async fn start(
     }
     let elsewhere = (cluster.data() != directory.path).then(|| format!(" · data in {}", cluster.data().display()));
     terminal::line(format_args!(
-        "cluster in {} · MariaDB {}.{}{}{}",
+        "cluster in {} · {} {}.{}{}{}",
         directory.path.display(),
+        engine.name(),
         cluster.version() / 100,
         cluster.version() % 100,
         cluster.account().map(|name| format!(" as user {name}")).unwrap_or_default(),
@@ -100,7 +105,7 @@ async fn serve(
     let (relay, address) = cluster.relay.clone().ok_or_else(|| Failure::runtime("there is no relay"))?;
     let servers = cluster.ports();
     tokio::select! {
-        result = self_check(&servers, &cluster.secret) => {
+        result = self_check(cluster.family, &servers, &cluster.secret) => {
             let text = result.map_err(|why| {
                 Failure::runtime(format!("the self-check failed: {why}"))
                     .advise("the servers' logs are in the logs directory of the cluster's directory")
@@ -110,15 +115,21 @@ async fn serve(
         failure = stop.failure() => return Err(failure),
     }
     let path = directory.path.join("kingpost.toml");
-    dir::write_whole(&path, written_config(directory, &places, &servers, address).as_bytes())?;
+    dir::write_whole(&path, written_config(cluster.family, directory, &places, &servers, address).as_bytes())?;
     let client = directory.path.join("client.cnf");
     let text = format!("[client]\nuser = {USER}\npassword = {}\nhost = 127.0.0.1\n", cluster.secret);
     dir::write_secret(&client, &text)?;
     let (config, _) = config::load(&path)?.accept(&path)?;
     let relay_address = address.to_string();
-    let first = observe(&servers, Some(&relay_address), &cluster.secret).await;
+    let first = observe(cluster.family, &servers, Some(&relay_address), &cluster.secret).await;
     let (sender, seen) = tokio::sync::watch::channel(Arc::new(first));
-    let _looking = Task(tokio::spawn(keep_looking(servers, relay_address.clone(), cluster.secret.clone(), sender)));
+    let _looking = Task(tokio::spawn(keep_looking(
+        cluster.family,
+        servers,
+        relay_address.clone(),
+        cluster.secret.clone(),
+        sender,
+    )));
     let known = Registry::start(&config.registry).await?;
     let result = async {
         let cannot = |what: &'static str| move |error| Failure::runtime(format!("cannot serve {what}: {error}"));
@@ -126,24 +137,25 @@ async fn serve(
         let admin = Admin::serve(listener, Arc::new(Relaying { relay: Arc::clone(&relay) }), metrics::IDLE)?;
         let listener = tokio::net::TcpListener::from_std(places.console.0).map_err(cannot("the console"))?;
         let mut scene = Scene::default();
-        scene.parts.cluster = Some(Arc::new(Watched(seen.clone())));
+        scene.parts.cluster = Some(Arc::new(Watched(seen.clone(), cluster.family.shown)));
         let names = Arc::clone(&cluster.names);
         let name = Box::new(move |id| lock(&names).get(&id).cloned().unwrap_or_else(|| format!("server_id {id}")));
         scene.parts.relay =
-            Some(Arc::new(ShownBinlog { relay: Arc::clone(&relay), engine: picture::Engine::Mariadb, name }));
+            Some(Arc::new(ShownBinlog { relay: Arc::clone(&relay), engine: cluster.family.shown, name }));
         let serving = scene.with_registry(known.known()).serve(listener, &config.console, None)?;
         known.registry.keep_from_probes([admin.address(), serving.console.address()]);
         record.relay = Some(relay_address);
         record.registry = known.addresses().first().map(ToString::to_string).unwrap_or_default();
         let watched = seen.clone();
+        let word = cluster.family.word;
         let rows = move || {
             let seen = watched.borrow();
             let part = |node: &NodeStatus| (node.name.clone(), node.address.clone(), node.role);
-            nodes::of_mariadb(seen.iter().map(part))
+            nodes::of_binlog(word, seen.iter().map(part))
         };
         let _nodes = Task(tokio::spawn(nodes::keep(known.registry.clone(), rows)));
         directory.save_running(record)?;
-        announce(record, directory, &seen.borrow());
+        announce(cluster.family, record, directory, &seen.borrow());
         if !args.once {
             let look = async || seen.borrow().to_vec();
             tokio::select! {
@@ -160,24 +172,28 @@ async fn serve(
 }
 
 /// Observes the cluster once a second, until the task is dropped.
-async fn keep_looking(servers: Vec<(String, u16)>, relay: String, secret: String, seen: Sender<Arc<Vec<NodeStatus>>>) {
+async fn keep_looking(
+    family: &'static Family,
+    servers: Vec<(String, u16)>,
+    relay: String,
+    secret: String,
+    seen: Sender<Arc<Vec<NodeStatus>>>,
+) {
     loop {
         tokio::time::sleep(PACE).await;
-        seen.send_replace(Arc::new(observe(&servers, Some(&relay), &secret).await));
+        seen.send_replace(Arc::new(observe(family, &servers, Some(&relay), &secret).await));
     }
 }
 
 /// Writes to the primary, checks that the relay acknowledged the commit, and reads the row back from a replica. Returns a report.
-async fn self_check(servers: &[(String, u16)], secret: &str) -> Result<String, String> {
+async fn self_check(family: &Family, servers: &[(String, u16)], secret: &str) -> Result<String, String> {
     let Some(((primary, port), replicas)) = servers.split_first() else { return Err("there is no server".into()) };
     let address = |port: &u16| format!("127.0.0.1:{port}");
     let value = async |port: &u16, statement: &str| -> Result<String, String> {
         let rows = ask(&address(port), secret, CHECK, statement).await?;
         Ok(rows.first().and_then(|row| row.first().cloned().flatten()).unwrap_or_default())
     };
-    let acknowledged = "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS \
-         WHERE VARIABLE_NAME = 'RPL_SEMI_SYNC_MASTER_YES_TX'";
-    let before = value(port, acknowledged).await?;
+    let before = value(port, family.acknowledged).await?;
     for statement in [
         "DROP DATABASE IF EXISTS kingpost_selfcheck",
         "CREATE DATABASE kingpost_selfcheck",
@@ -186,12 +202,12 @@ async fn self_check(servers: &[(String, u16)], secret: &str) -> Result<String, S
     ] {
         value(port, statement).await?;
     }
-    if value(port, acknowledged).await? == before {
+    if value(port, family.acknowledged).await? == before {
         return Err(format!("{primary} committed without an acknowledgement of the relay"));
     }
-    let gtid = value(port, "SELECT @@gtid_binlog_pos").await?;
+    let gtid = value(port, family.written).await?;
     if let Some((replica, port)) = replicas.first() {
-        if value(port, &format!("SELECT MASTER_GTID_WAIT('{gtid}', 30)")).await? != "0" {
+        if value(port, &family.wait_for(&gtid)).await? != "0" {
             return Err(format!("{replica} has not got {gtid} within 30 s"));
         }
         let note = value(port, "SELECT note FROM kingpost_selfcheck.probe WHERE id = 1").await?;
@@ -243,7 +259,7 @@ async fn former_primaries(cluster: &mut Cluster, relay: &BinlogRelay, seen: &Rec
 }
 
 /// The servers for the console's picture.
-struct Watched(Receiver<Arc<Vec<NodeStatus>>>);
+struct Watched(Receiver<Arc<Vec<NodeStatus>>>, picture::Engine);
 
 impl ClusterPart for Watched {
     fn look(&self) -> picture::Cluster {
@@ -251,7 +267,7 @@ impl ClusterPart for Watched {
         let (relays, servers): (Vec<_>, Vec<_>) = seen.iter().partition(|node| node.name == "relay");
         picture::Cluster {
             name: "local".into(),
-            engine: picture::Engine::Mariadb,
+            engine: self.1,
             timeline: relays.first().and_then(|relay| relay.timeline).unwrap_or(0),
             primary: servers.iter().find(|node| node.role == "primary").map(|node| node.name.clone()),
             nodes: servers.into_iter().map(shown).collect(),
@@ -279,16 +295,24 @@ fn shown(node: &NodeStatus) -> picture::Node {
 }
 
 /// Makes the configuration of registry, console and `kingpost failover`.
-fn written_config(directory: &Directory, places: &Places, nodes: &[(String, u16)], relay: SocketAddr) -> String {
-    let password = directory.password_file().display().to_string();
+fn written_config(
+    family: &Family,
+    directory: &Directory,
+    places: &Places,
+    nodes: &[(String, u16)],
+    relay: SocketAddr,
+) -> String {
+    let word = family.word;
+    let password = directory.password_file(family.engine).display().to_string();
     let store = format!("sqlite:{}", directory.path.join("registry.sqlite").display());
     let mut text = format!(
-        "# Written by `kingpost up --engine mariadb` at each start.\n\
+        "# Written by `kingpost up --engine {word}` at each start.\n\
          [metrics]\nlisten = \"{}\"\n\n\
          [registry]\nlisten = {:?}\nauth = \"none\"\nstore = {store:?}\n\n\
          [console]\nlisten = \"{}\"\n\n\
          [[console.tokens]]\nname = \"local\"\nsha256 = \"{}\"\nrole = \"operator\"\n\n\
-         [failover]\nengine = \"mariadb\"\nuser = \"{USER}\"\npassword_file = {password:?}\nstep_timeout = \"20s\"\n\n\
+         [failover]\nengine = \"{word}\"\nuser = \"{USER}\"\npassword_file = {password:?}\nstep_timeout = \"20s\"\n\
+         replication_user = \"{USER}\"\nreplication_password_file = {password:?}\n\n\
          [[failover.relays]]\nname = \"relay\"\naddress = \"{relay}\"\nuser = \"{USER}\"\npassword_file = {password:?}\n\n\
          [cluster]\nname = \"local\"\n",
         places.metrics.1,
@@ -302,7 +326,7 @@ fn written_config(directory: &Directory, places: &Places, nodes: &[(String, u16)
     text
 }
 
-fn announce(record: &UpState, directory: &Directory, seen: &[NodeStatus]) {
+fn announce(family: &Family, record: &UpState, directory: &Directory, seen: &[NodeStatus]) {
     let path = |name: &str| directory.path.join(name);
     let show = |path: &Path| path.display().to_string();
     terminal::line("");
@@ -312,11 +336,16 @@ fn announce(record: &UpState, directory: &Directory, seen: &[NodeStatus]) {
     announce_services(record, directory);
     if let Some(primary) = seen.iter().find(|node| node.role == "primary") {
         let port = primary.address.rsplit(':').next().unwrap_or_default();
-        terminal::line(format_args!("try      mariadb --defaults-file={} --port={port}", show(&path("client.cnf"))));
+        terminal::line(format_args!(
+            "try      {} --defaults-file={} --port={port}",
+            family.word,
+            show(&path("client.cnf"))
+        ));
         terminal::line(format_args!(
             "failover kill the primary's process (SHUTDOWN there, or kill -9), then: kingpost failover --config {}",
             show(&path("kingpost.toml"))
         ));
+        terminal::line(format_args!("change   kingpost switchover --config {}", show(&path("kingpost.toml"))));
     }
     terminal::line("");
 }
@@ -339,11 +368,15 @@ mod tests {
             (listener, address)
         };
         let token = directory.console_token().unwrap();
-        directory.password().unwrap();
+        directory.password(Engine::Mysql).unwrap();
         let places = Places { metrics: bind(), registry: "127.0.0.1:0".into(), console: bind(), token };
         let nodes = [("node1".to_owned(), 1), ("node2".to_owned(), 2)];
         let path = dir.path().join("kingpost.toml");
-        std::fs::write(&path, written_config(&directory, &places, &nodes, "127.0.0.1:9".parse().unwrap())).unwrap();
+        std::fs::write(
+            &path,
+            written_config(&family::MYSQL, &directory, &places, &nodes, "127.0.0.1:9".parse().unwrap()),
+        )
+        .unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
         assert_eq!((config.cluster.nodes.len(), config.failover.relays.len()), (2, 1));
         assert!(warnings.is_empty(), "{warnings:?}");

@@ -1,4 +1,4 @@
-//! One MariaDB server: finding the programs, making the data, starting, asking, stopping.
+//! One server of MariaDB or MySQL: finding the programs, making the data, starting, asking, stopping.
 
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, chown};
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use ::binlog::Dialect;
 use ::binlog::protocol::reply::Row;
 use ::relay::{BinlogAccess, BinlogSession};
-use tokio::process::Child;
+use tokio::process::{Child, Command};
 
 use super::super::children::{self, Launcher, Starting};
 use super::super::port::Attempts;
+use super::family::Family;
 use process::Failure;
 
 /// kingpost's user on the servers and on the relay; replicas log in as it, too.
 pub(super) const USER: &str = "kingpost";
-/// Oldest supported version: GTIDs with `gtid_strict_mode`, and semi-synchronous replication in the server itself.
-const OLDEST: u32 = 1003;
-/// Longest time for mariadb-install-db.
+/// Longest time to make a server's data.
 const INSTALL_LIMIT: Duration = Duration::from_secs(120);
 /// Longest time for an answer of a starting server.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
@@ -27,75 +27,103 @@ const PACE: Duration = Duration::from_millis(50);
 /// Longest time for a clean stop of one server, before its process is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// Settings of every server of a local cluster, in a file of its data directory.
-const SETTINGS: &str = "\
-# Written by kingpost when it made this server; yours to change. Port, socket, server_id and who waits for the relay are
-# given at each start.
-[mariadbd]
-log_bin = mysql-bin
-log_slave_updates
-gtid_strict_mode = 1
-binlog_format = ROW
-binlog_checksum = CRC32
-sync_binlog = 1
-innodb_flush_log_at_trx_commit = 1
-innodb_buffer_pool_size = 64M
-innodb_log_file_size = 32M
-performance_schema = OFF
-slave_net_timeout = 10
-max_connections = 500
-";
-
-/// MariaDB's programs.
+/// Programs of MariaDB or MySQL.
 #[derive(Debug, Clone)]
 pub(super) struct Programs {
     server: PathBuf,
-    install: PathBuf,
+    /// `mariadb-install-db`; None for MySQL, whose server makes its data itself.
+    install: Option<PathBuf>,
+    /// Directory with `lib` and `share` of programs that lie outside of the system's directories.
+    base: Option<PathBuf>,
     /// Version; 1011 for 10.11.
     pub(super) version: u32,
 }
 
 impl Programs {
-    /// Searches the directories of packages, and PATH.
+    /// Searches `bin`, or else the directories of packages and PATH.
     ///
     /// # Errors
     /// The programs are missing or too old.
-    pub(super) fn find() -> Result<Programs, Failure> {
+    pub(super) fn find(family: &Family, bin: Option<&Path>) -> Result<Programs, Failure> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let places: Vec<PathBuf> = ["/usr/sbin", "/usr/libexec", "/usr/bin"]
-            .iter()
-            .map(PathBuf::from)
-            .chain(std::env::split_paths(&path))
-            .collect();
+        let places: Vec<PathBuf> = match bin {
+            Some(bin) => vec![bin.into()],
+            None => ["/usr/sbin", "/usr/libexec", "/usr/bin"]
+                .iter()
+                .map(PathBuf::from)
+                .chain(std::env::split_paths(&path))
+                .collect(),
+        };
         let find = |name: &str| places.iter().map(|place| place.join(name)).find(|program| program.is_file());
-        let (Some(server), Some(install)) = (find("mariadbd"), find("mariadb-install-db")) else {
-            return Err(Failure::environment(
-                "no MariaDB found: mariadbd and mariadb-install-db are not in /usr/sbin, /usr/bin or PATH",
-            )
-            .advise(
-                "install it (Debian, Ubuntu: apt-get install mariadb-server; Fedora: dnf install mariadb-server)",
-            ));
+        let name = family.engine.name();
+        let absent = |programs: &str| {
+            let place = bin.map_or_else(|| "/usr/sbin, /usr/bin or PATH".to_owned(), |bin| bin.display().to_string());
+            Failure::environment(format!("no {name} found: {programs} not in {place}")).advise(advice(family))
+        };
+        let (server, install, base) = match family.dialect {
+            Dialect::MariaDb => match (find("mariadbd"), find("mariadb-install-db")) {
+                (Some(server), Some(install)) => (server, Some(install), None),
+                _ => return Err(absent("mariadbd and mariadb-install-db are")),
+            },
+            Dialect::MySql => {
+                let server = find("mysqld").ok_or_else(|| absent("mysqld is"))?;
+                let base = bin.and_then(|bin| std::path::absolute(bin).ok()?.parent().map(Path::to_owned));
+                (server, None, base)
+            }
         };
         let output =
             std::process::Command::new(&server).args(["--no-defaults", "--version"]).stdin(Stdio::null()).output();
         let output =
             output.map_err(|error| Failure::environment(format!("cannot start {}: {error}", server.display())))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        match parse_version(&text) {
-            Some(version) if version >= OLDEST => Ok(Programs { server, install, version }),
+        match parse_version(family.dialect, &text) {
+            Some(version) if version >= family.oldest => Ok(Programs { server, install, base, version }),
             _ => {
-                Err(Failure::environment(format!("{} is no MariaDB 10.3 or later: {}", server.display(), text.trim()))
-                    .advise("install MariaDB 10.3 or later"))
+                let (major, minor) = (family.oldest / 100, family.oldest % 100);
+                let what = format!("{} is no {name} {major}.{minor} or later: {}", server.display(), text.trim());
+                Err(Failure::environment(what).advise(advice(family)))
+            }
+        }
+    }
+
+    /// Returns the program that makes data, for messages.
+    pub(super) fn maker(&self) -> &'static str {
+        if self.install.is_some() { "mariadb-install-db" } else { "mysqld --initialize-insecure" }
+    }
+
+    /// Adds the places of a server's parts, where it lies outside of the system's directories.
+    fn place(&self, command: &mut Command) {
+        let Some(base) = &self.base else { return };
+        command.arg(format!("--basedir={}", base.display()));
+        for (option, part) in [("plugin-dir", "lib/mysql/plugin"), ("lc-messages-dir", "share/mysql")] {
+            if base.join(part).is_dir() {
+                command.arg(format!("--{option}={}", base.join(part).display()));
             }
         }
     }
 }
 
-/// Reads 1011 from `mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu …`.
-fn parse_version(text: &str) -> Option<u32> {
+fn advice(family: &Family) -> &'static str {
+    match family.dialect {
+        Dialect::MariaDb => {
+            "install MariaDB 10.3 or later (Debian, Ubuntu: apt-get install mariadb-server; Fedora: dnf install mariadb-server)"
+        }
+        Dialect::MySql => {
+            "install MySQL 8.4 or later, or name the directory of its mysqld with --mysql-bin; in Kingpost's source tree `tests/newest/setup mysql` \
+             unpacks one beside the system's packages, on Debian, and prints that directory"
+        }
+    }
+}
+
+/// Reads 1011 from `mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu …`, and 907 from `mysqld  Ver 9.7.4 for Linux …`.
+fn parse_version(dialect: Dialect, text: &str) -> Option<u32> {
     let (_, rest) = text.split_once("Ver ")?;
-    let (version, _) = rest.split_once("-MariaDB")?;
-    let mut parts = version.split('.');
+    let version = match (dialect, rest.split_once("-MariaDB")) {
+        (Dialect::MariaDb, Some((version, _))) => version,
+        (Dialect::MySql, None) => rest,
+        _ => return None,
+    };
+    let mut parts = version.split(['.', '-', ' ']);
     let major: u32 = parts.next()?.trim().parse().ok()?;
     let minor: u32 = parts.next()?.parse().ok()?;
     major.checked_mul(100)?.checked_add(minor)
@@ -113,6 +141,7 @@ pub(super) enum Part {
 /// A server of the cluster, running or not.
 #[derive(Debug)]
 pub(super) struct Server {
+    family: &'static Family,
     pub(super) name: String,
     /// `server_id`; 0 before the data are made.
     pub(super) id: u32,
@@ -123,8 +152,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(name: &str, id: u32, data: PathBuf, port: u16, logs: &Path) -> Server {
-        Server { name: name.into(), id, data, port, log: logs.join(format!("{name}.log")), child: None }
+    pub(super) fn new(family: &'static Family, name: &str, id: u32, data: PathBuf, port: u16, logs: &Path) -> Server {
+        Server { family, name: name.into(), id, data, port, log: logs.join(format!("{name}.log")), child: None }
     }
 
     pub(super) fn address(&self) -> String {
@@ -142,12 +171,21 @@ impl Server {
     /// The data cannot be made.
     pub(super) async fn make(&self, programs: &Programs, launcher: &Launcher) -> Result<(), Failure> {
         super::super::postgres::remove_dir(&self.data)?;
-        let mut command = launcher.command(&programs.install);
-        command.args(["--no-defaults", "--skip-test-db", "--innodb-log-file-size=32M"]);
-        // root gets in by the socket only, and only as the servers' own account; everybody else needs the password.
-        command.arg("--auth-root-authentication-method=socket").arg(format!("--datadir={}", self.data.display()));
+        let mut command = launcher.command(programs.install.as_ref().unwrap_or(&programs.server));
+        match self.family.dialect {
+            Dialect::MariaDb => {
+                command.args(["--no-defaults", "--skip-test-db", "--innodb-log-file-size=32M"]);
+                // root gets in by the socket only, and only as the servers' own account; everybody else needs the password.
+                command.arg("--auth-root-authentication-method=socket");
+            }
+            Dialect::MySql => {
+                command.args(["--no-defaults", "--initialize-insecure", "--innodb-redo-log-capacity=32M"]);
+                programs.place(&mut command);
+            }
+        }
+        command.arg(format!("--datadir={}", self.data.display()));
         launcher.run(&format!("install-db-{}", self.name), command, INSTALL_LIMIT).await?;
-        self.write(launcher, &settings(&self.data), SETTINGS)
+        self.write(launcher, &settings(&self.data), self.family.settings)
     }
 
     /// Writes a file that belongs to the servers' account and that only it can read.
@@ -195,32 +233,26 @@ impl Server {
         secret: &str,
     ) -> Result<(), Failure> {
         // The server runs this file before it accepts connections. Each server does so itself, without its binary log.
-        let user = format!("{USER}@'127.0.0.1'");
         let init = self.data.join("kingpost-init.sql");
-        let statements = format!(
-            "SET sql_log_bin = 0;\nCREATE OR REPLACE USER {user} IDENTIFIED BY '{secret}';\n\
-             GRANT ALL PRIVILEGES ON *.* TO {user} WITH GRANT OPTION;\n"
-        );
-        self.write(launcher, &init, &statements)?;
+        self.write(launcher, &init, &self.family.make_user(USER, secret))?;
         let mut command = launcher.command(&programs.server);
         command.arg(format!("--defaults-file={}", settings(&self.data).display()));
         for (name, value) in [
             ("datadir", self.data.display().to_string()),
             ("socket", sockets.join(format!("{}.sock", self.name)).display().to_string()),
-            ("pid-file", self.data.join(children::PID_FILES[1]).display().to_string()),
+            ("pid-file", self.data.join(self.family.pid_file).display().to_string()),
             ("init-file", init.display().to_string()),
             ("server-id", self.id.to_string()),
             ("port", self.port.to_string()),
             ("bind-address", "127.0.0.1".into()),
-            ("rpl-semi-sync-master-timeout", u32::MAX.to_string()),
-            ("rpl-semi-sync-master-wait-point", "AFTER_SYNC".into()),
-            ("rpl-semi-sync-master-wait-no-slave", "ON".into()),
-            ("rpl-semi-sync-master-enabled", if part == Part::Primary { "ON" } else { "OFF" }.into()),
-            ("read-only", if part == Part::Primary { "OFF" } else { "ON" }.into()),
         ] {
             command.arg(format!("--{name}={value}"));
         }
-        command.args(["--skip-name-resolve", "--skip-slave-start"]);
+        let options = if part == Part::Primary { self.family.primary } else { self.family.replica };
+        command.args(options.iter().map(|(name, value)| format!("--{name}={value}")));
+        programs.place(&mut command);
+        let waits = if self.family.dialect == Dialect::MariaDb { "--skip-slave-start" } else { "--skip-replica-start" };
+        command.args(["--skip-name-resolve", waits]);
         let address = self.address();
         let server = Starting { name: &self.name, address: address.clone(), log: &self.log, data: &self.data };
         let answers = async || ask(&address, secret, ASK_LIMIT, "SELECT 1").await.is_ok();
@@ -232,14 +264,9 @@ impl Server {
     /// # Errors
     /// The server's error, as text.
     pub(super) async fn follow(&self, port: u16, secret: &str) -> Result<(), String> {
-        for statement in [
-            "STOP SLAVE".to_owned(),
-            format!(
-                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = '{USER}', MASTER_CONNECT_RETRY = 1, \
-                 MASTER_HEARTBEAT_PERIOD = 1, MASTER_USE_GTID = slave_pos, MASTER_PASSWORD = '{secret}'"
-            ),
-            "START SLAVE".to_owned(),
-        ] {
+        for statement in
+            [self.family.stop.to_owned(), self.family.replicate_from(port, USER, secret), self.family.start.to_owned()]
+        {
             // An error names the statement by its first word only: the password is in the statement.
             let word = statement.split(' ').next().unwrap_or_default().to_owned();
             let done = ask(&self.address(), secret, STOP_LIMIT, &statement).await;
@@ -316,13 +343,18 @@ mod tests {
 
     #[test]
     fn versions() {
-        for (text, expected) in [
-            ("mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64 (Debian 12)", Some(1011)),
-            ("mariadbd  Ver 11.4.2-MariaDB for Linux on x86_64 (Source distribution)", Some(1104)),
-            ("mysqld  Ver 8.0.36 for Linux on x86_64 (MySQL Community Server)", None),
-            ("", None),
+        let mysql = "mysqld  Ver 9.7.4-1 for debian-linux-gnu on x86_64 ((Debian))";
+        let mariadb = "mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64 (Debian 12)";
+        for (dialect, text, expected) in [
+            (Dialect::MariaDb, mariadb, Some(1011)),
+            (Dialect::MariaDb, "mariadbd  Ver 11.4.2-MariaDB for Linux on x86_64 (Source distribution)", Some(1104)),
+            (Dialect::MariaDb, mysql, None),
+            (Dialect::MariaDb, "", None),
+            (Dialect::MySql, mysql, Some(907)),
+            (Dialect::MySql, "mysqld  Ver 8.0.36 for Linux on x86_64 (MySQL Community Server)", Some(800)),
+            (Dialect::MySql, mariadb, None),
         ] {
-            assert_eq!(parse_version(text), expected, "{text}");
+            assert_eq!(parse_version(dialect, text), expected, "{text}");
         }
     }
 }
