@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only binlog` (binlog/2.5, receivers/4) a relay for MariaDB beside its semi-synchronous replica, `--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only calls` system calls a transaction, `--only tikv` timestamps of PD: each in tables of their own.",
+        "`--only binlog` (binlog/2.5, receivers/4) a relay for MariaDB beside its semi-synchronous replica, `--only mysql` (mysql/2.5) the same for MySQL, `--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only calls` system calls a transaction, `--only tikv` timestamps of PD: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -107,6 +107,7 @@ OF_THEIR_OWN = {
     "strong": ", ".join(strong.ARMS),
     "failover": ", ".join(unavailable.ARMS),
     "binlog": ", ".join(binlog.ARMS),
+    "mysql": ", ".join(binlog.MYSQL_ARMS),
     "receivers": ", ".join(binlog.FEEDS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
     "workers": "kingpost, kingpost-*",
@@ -139,13 +140,13 @@ def measure(options):
         finally:
             workspace.remove()
         return 0
-    pg_bin = None if _only(options, ["binlog", "receivers"]) else find_bin(options.pg_bin)
+    pg_bin = None if _only(options, ["binlog", "mysql", "receivers"]) else find_bin(options.pg_bin)
     workspace = Workspace(options.dir)
     try:
         inventory = Inventory.look(workspace, options.kingpost, options.peer)
         if _only(options, gate.CLIENTS):
             return measure_table(gate, options, inventory, workspace, pg_bin)
-        if _only(options, ["binlog", "receivers"]):
+        if _only(options, ["binlog", "mysql", "receivers"]):
             return measure_table(binlog, options, inventory, workspace, pg_bin)
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)

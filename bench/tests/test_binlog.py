@@ -19,6 +19,7 @@ class Binlog(unittest.TestCase):
             [("binlog", 2.5, 64, arm) for arm in binlog.ARMS],
         )
         self.assertEqual(binlog.cases(["receivers/4"], (64, 800)), [("receivers", 4, 64, "source"), ("receivers", 4, 64, "relay")])
+        self.assertEqual(binlog.cases(["mysql/2.5"], (64,)), [("mysql", 2.5, 64, arm) for arm in binlog.MYSQL_ARMS])
         self.assertEqual(len(binlog.cases(["binlog"], (64, 800))), 2 * 2 * 5 + 3 * 2)
 
     def test_what_the_kernel_counts_is_read(self):
