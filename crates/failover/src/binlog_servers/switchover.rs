@@ -31,6 +31,12 @@ use process::{Failure, address::split, terminal};
 
 /// Time added to a statement's own limit before its answer is given up.
 const MARGIN: Duration = Duration::from_secs(5);
+/// Seconds between a former source's attempts to connect to the relay; a server's own default is 60.
+const RETRY: u32 = 1;
+/// Most times that the replica catches up before the source refuses writes.
+const ROUNDS: u32 = 5;
+/// Time in which a replica that is near its source catches up.
+const NEAR: Duration = Duration::from_millis(500);
 /// Longest wait until a former source replicates.
 const REPLICATES: Duration = Duration::from_secs(10);
 
@@ -176,13 +182,21 @@ async fn change(
     ended: &Cell<Option<&'static str>>,
 ) -> Result<(), Failure> {
     let failed = |why: String| Failure::runtime(format!("{source} stays the source: {why}")).advise("run it again");
-    // Before the source refuses writes, so that it does so for as short a time as possible.
-    let address = servers.address(node);
-    let standing: Vec<_> = survey.standing().map(|(relay, standing)| (relay.clone(), standing.clone())).collect();
-    let (relay, has) = furthest(&standing).map_err(refuse)?;
-    let target = Target { relay: (relay.name.clone(), relay.address.clone()), wanted: Wanted::of(&has.state) };
-    let catching_up = servers.clients.off(move |clients| catch_up(clients, &address, &target)).await;
-    catching_up.and_then(|()| not_ended(ended)).map_err(failed)?;
+    // Before the source refuses writes, so that it does so for as short a time as possible. Each time there is less to catch up with, unless clients
+    // write faster than the replica applies.
+    let mut current = survey.clone();
+    for _ in 0..ROUNDS {
+        let (round, address) = (Instant::now(), servers.address(node));
+        let standing: Vec<_> = current.standing().map(|(relay, standing)| (relay.clone(), standing.clone())).collect();
+        let (relay, has) = furthest(&standing).map_err(refuse)?;
+        let target = Target { relay: (relay.name.clone(), relay.address.clone()), wanted: Wanted::of(&has.state) };
+        let catching_up = servers.clients.off(move |clients| catch_up(clients, &address, &target)).await;
+        catching_up.and_then(|()| not_ended(ended)).map_err(failed)?;
+        if round.elapsed() < NEAR {
+            break;
+        }
+        current = servers.clients.survey().await;
+    }
     let began = Instant::now();
     let mut silent = None;
     let work = async {
@@ -397,11 +411,11 @@ fn demote(clients: &BinlogClients, address: &str, relay: &str, mut silent: Silen
         (Dialect::MariaDb, held) => {
             session.query(&format!("SET GLOBAL gtid_slave_pos = '{held}'"))?;
             format!(
-                "{change}, MASTER_USER = '{user}', MASTER_PASSWORD = '{password}', MASTER_SSL = {tls}, MASTER_USE_GTID = slave_pos"
+                "{change}, MASTER_USER = '{user}', MASTER_PASSWORD = '{password}', MASTER_SSL = {tls}, MASTER_CONNECT_RETRY = {RETRY}, MASTER_USE_GTID = slave_pos"
             )
         }
         (Dialect::MySql, _) => format!(
-            "{change}, SOURCE_USER = '{user}', SOURCE_PASSWORD = '{password}', SOURCE_SSL = {tls}, SOURCE_AUTO_POSITION = 1"
+            "{change}, SOURCE_USER = '{user}', SOURCE_PASSWORD = '{password}', SOURCE_SSL = {tls}, SOURCE_CONNECT_RETRY = {RETRY}, SOURCE_RETRY_COUNT = 86400, SOURCE_AUTO_POSITION = 1"
         ),
     };
     session.query_with_secret(&change, &password, "the change of its source")?;
