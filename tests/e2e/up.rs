@@ -127,7 +127,8 @@ async fn a_former_primary_comes_back() {
     if only_kingpost() {
         return;
     }
-    let mut up = Up::start(&["--replicas", "1", "--durability", "relay"]).await;
+    let mut up = Up::start(&["--replicas", "1", "--durability", "relay", "--tour"]).await;
+    assert!(up.said.iter().any(|line| line.contains("tour: the restored server has the table")), "{:?}", up.said);
     let (cluster, registry) = (up.dir.clone(), up.registry);
     let _logs = ShowLogs(&cluster);
     let shows = async |what: &str, roles: [&str; 2]| {

@@ -9,8 +9,9 @@ use super::children::{Account, Launcher};
 use super::dir::{Directory, Engine, FORMAT, State};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
-use super::relay::{self, LocalRelay};
+use super::relay::{self, Dirs, LocalRelay};
 use super::stop::Stop;
+use super::tour;
 use process::Failure;
 use process::postgresql::{self, Installation};
 
@@ -29,9 +30,9 @@ const SHARED_DATA: &str = "/var/lib/kingpost";
 #[derive(Debug)]
 pub(super) struct Cluster {
     directory: Directory,
-    state: State,
-    installation: Installation,
-    launcher: Launcher,
+    pub(super) state: State,
+    pub(super) installation: Installation,
+    pub(super) launcher: Launcher,
     /// The servers that were started: the primary first, then the replicas.
     pub(super) servers: Vec<Server>,
     /// The relay that the replicas stream from; `None` if they stream from the primary.
@@ -113,20 +114,22 @@ impl Cluster {
         self.state.data.join("nodes")
     }
 
-    /// Starts the primary and `replicas` replicas, making missing ones. Calls `step` with each step.
+    /// Starts the primary and `replicas` replicas, making missing ones. Calls `step` with each step. `relay`: None without a relay, true for one that
+    /// archives.
     ///
     /// # Errors
     /// A server cannot be made or started. Started servers are in `servers`, to be stopped.
     pub(super) async fn start(
         &mut self,
         replicas: Option<u16>,
-        relay: bool,
+        relay: Option<bool>,
         step: &dyn Fn(&str),
     ) -> Result<(), Failure> {
         let fresh = !self.state.complete;
         if fresh {
             postgres::remove_dir(&self.nodes_dir())?;
             postgres::remove_dir(&self.directory.relay())?;
+            postgres::remove_dir(&self.state.data.join("archive"))?;
         }
         own_directory(&self.nodes_dir(), self.launcher.account.as_ref(), 0o700)?;
         let wanted = self.state.add_nodes(replicas);
@@ -155,12 +158,13 @@ impl Cluster {
         }
         followers.truncate(wanted.saturating_sub(1));
         let slots: Vec<String> = followers.iter().map(|(server, _)| server.slot()).collect();
-        if relay {
+        if let Some(archives) = relay {
+            let archive = if archives { Some(tour::archive(self)?) } else { None };
             // The relay creates its own slot: a missing slot tells it that it is new.
             self.drop_slots(&[relay::SLOT.into()]).await?;
             step("starting the relay between it and the replicas");
-            let log = self.directory.relay();
-            let relay = LocalRelay::start(&log, self.servers[0].port, &self.launcher.stop, step).await?;
+            let dirs = Dirs { log: &self.directory.relay(), archive: archive.as_deref() };
+            let relay = LocalRelay::start(dirs, self.servers[0].port, &self.launcher.stop, step).await?;
             relay.keep_for(&slots)?;
             self.relay = Some(relay);
         } else {

@@ -1,7 +1,7 @@
 //! `kingpost up`, `down`, `status`: a local cluster in one directory.
 //!
 //! ```text
-//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck ─▶ watch
+//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck ─▶ tour, if asked for ─▶ watch
 //! ```
 //!
 //! Every end takes the same order: proxy, replicas, primary, relay. After a kill -9, the next `up` and `down` find the servers left behind by their
@@ -20,6 +20,7 @@ mod relay;
 mod selfcheck;
 mod status;
 mod stop;
+mod tour;
 mod watch;
 
 use std::fmt::Write;
@@ -65,6 +66,9 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         let what = "commits cannot be durable on a relay where there is none";
         return Err(Failure::config(what).advise("give only one of --durability relay and --no-relay"));
     }
+    if args.no_relay && args.tour {
+        return Err(Failure::config("the tour needs the relay, which archives").advise("leave out --no-relay"));
+    }
     let directory = Directory::create(&args.dir.dir)?;
     let Some(_lock) = directory.try_lock()? else {
         return Err(already_runs(&directory)?);
@@ -88,6 +92,9 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     };
     let places = Places { metrics, registry, console, token };
     if engine != Engine::Postgresql {
+        if args.tour {
+            return Err(Failure::config("backups are of PostgreSQL: leave out --tour"));
+        }
         return binlog::start(args, engine, &directory, places, &mut record, &stop).await;
     }
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
@@ -104,7 +111,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
     let step = |text: &str| terminal::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
-    let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
+    let result = match cluster.start(args.replicas, (!args.no_relay).then_some(args.tour), &step).await {
         Ok(()) => serve(args, &directory, &mut cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
@@ -190,6 +197,9 @@ async fn serve(
         let _nodes = Task(tokio::spawn(nodes::keep(known.registry.clone(), rows)));
         directory.save_running(record)?;
         dir::write_whole(&path, format!("{text}{}", failover_config(record)).as_bytes())?;
+        if args.tour {
+            tour(&running, cluster, step).await?;
+        }
         announce(record, directory);
         if !args.once {
             let relay = cluster.relay.clone();
@@ -222,11 +232,7 @@ impl Drop for Task {
 /// Waits until the proxy knows a primary, then writes and reads through it.
 async fn check_through_proxy(running: &Running, replicas: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
     running.wait_ready(READY_LIMIT).await?;
-    let addresses = running.addresses();
-    let address: SocketAddr = addresses
-        .iter()
-        .find_map(|address| address.parse().ok())
-        .ok_or_else(|| Failure::runtime(format!("the proxy listens on no TCP address: {}", addresses.join(", "))))?;
+    let address = proxy_address(running)?;
     let outcome = selfcheck::run(&address.ip().to_string(), address.port(), replicas).await?;
     match outcome.reader {
         Some(reader) => step(&format!(
@@ -236,6 +242,21 @@ async fn check_through_proxy(running: &Running, replicas: bool, step: &dyn Fn(&s
         None => step(&format!("self-check: wrote and read through the proxy at port {}", outcome.writer)),
     }
     Ok(())
+}
+
+/// Returns the TCP address of the proxy.
+fn proxy_address(running: &Running) -> Result<SocketAddr, Failure> {
+    let addresses = running.addresses();
+    addresses
+        .iter()
+        .find_map(|address| address.parse().ok())
+        .ok_or_else(|| Failure::runtime(format!("the proxy listens on no TCP address: {}", addresses.join(", "))))
+}
+
+/// Shows the way back in time.
+async fn tour(running: &Running, cluster: &Cluster, step: &dyn Fn(&str)) -> Result<(), Failure> {
+    let address = proxy_address(running)?;
+    tour::run(cluster, (&address.ip().to_string(), address.port()), step).await
 }
 
 fn announce(record: &UpState, directory: &Directory) {

@@ -20,6 +20,8 @@ pub(super) const SLOT: &str = "kingpost_relay";
 const LIMIT: Duration = Duration::from_secs(30);
 /// Interval between two checks of a starting relay.
 const PACE: Duration = Duration::from_millis(50);
+/// Time after which new WAL is archived: the tour waits for it.
+const ARCHIVE_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval between two checks for a new primary.
 const FOLLOW: Duration = Duration::from_millis(500);
 
@@ -28,6 +30,15 @@ const FOLLOW: Duration = Duration::from_millis(500);
 pub(super) struct LocalRelay {
     relay: Arc<Relay>,
     address: SocketAddr,
+}
+
+/// Directories of a relay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dirs<'a> {
+    /// The log.
+    pub(super) log: &'a Path,
+    /// The archive; None without one.
+    pub(super) archive: Option<&'a Path>,
 }
 
 /// Removes the logs moved aside before, next to `dir`: only one log is kept, not one for each time.
@@ -51,12 +62,13 @@ impl LocalRelay {
     /// # Errors
     /// The relay does not receive in time, or a signal came.
     pub(super) async fn start(
-        dir: &Path,
+        dirs: Dirs<'_>,
         primary: u16,
         stop: &Stop,
         step: &dyn Fn(&str),
     ) -> Result<LocalRelay, Failure> {
-        let relay = match LocalRelay::receiving(dir, primary, stop).await? {
+        let dir = dirs.log;
+        let relay = match LocalRelay::receiving(dirs, primary, stop).await? {
             Ok(relay) => relay,
             Err(reason) => {
                 let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -64,17 +76,17 @@ impl LocalRelay {
                 step(&format!("the relay cannot follow the primary ({reason}): its log goes to {}", aside.display()));
                 remove_aside(dir);
                 std::fs::rename(dir, &aside).map_err(|error| Failure::path("move aside", dir, &error))?;
-                LocalRelay::receiving(dir, primary, stop).await?.map_err(not_receiving)?
+                LocalRelay::receiving(dirs, primary, stop).await?.map_err(not_receiving)?
             }
         };
         Ok(relay)
     }
 
     /// Starts the relay and waits until it receives; the inner error: the reason why it never will.
-    async fn receiving(dir: &Path, primary: u16, stop: &Stop) -> Result<Result<LocalRelay, String>, Failure> {
-        let config = RelayConfig {
+    async fn receiving(dirs: Dirs<'_>, primary: u16, stop: &Stop) -> Result<Result<LocalRelay, String>, Failure> {
+        let mut config = RelayConfig {
             listen: vec!["127.0.0.1:0".into()],
-            dir: dir.into(),
+            dir: dirs.log.into(),
             auth: AuthMethod::Trust,
             // As the limits of the primary's own slots in a local cluster.
             keep_bytes: 128 << 20,
@@ -87,6 +99,10 @@ impl LocalRelay {
             },
             ..RelayConfig::default()
         };
+        if let Some(archive) = dirs.archive {
+            config.archive.url = archive.display().to_string();
+            config.archive.interval = ARCHIVE_INTERVAL;
+        }
         // Started as new in any case: a local cluster consists of the servers and this directory, and the servers decide.
         let relay = Relay::start(&config, Surroundings::default(), true, &tokio::runtime::Handle::current())
             .map_err(|error| daemon::relay_failure(&error))?;
