@@ -327,3 +327,53 @@ async fn killed_at_any_byte_nothing_is_there_and_the_next_one_cleans_up() {
     assert!(!Path::new(&elsewhere).join("global/pg_control").exists());
     drop(relay);
 }
+
+/// Returns a relay's metric of its backups.
+async fn metric(relay: &kingpost_tests::Relay, name: &str) -> f64 {
+    relay.metrics().await.sum(&format!("kingpost_relay_backup_{name}"), &[])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relays_of_one_archive_take_backups_by_schedule_one_at_a_time() {
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let archive = open_dir("archive");
+    let scheduled = || {
+        archiving(&cluster, primary.port(), archive.to_str().unwrap())
+            .set("relay.backup.every", "1s")
+            .set("relay.backup.keep", "1s")
+            .set("relay.backup.spread", false)
+    };
+    let mut relays = [scheduled(), scheduled().set("relay.upstream.slot", "other")];
+    for relay in &mut relays {
+        relay.start().await;
+    }
+    primary.execute("CREATE TABLE t AS SELECT 1 AS n").await;
+    // Three of both, and by then the first is outside of the window.
+    let taken = async || {
+        let taken = metric(&relays[0], "taken_total").await + metric(&relays[1], "taken_total").await;
+        (taken >= 3.0).then_some(())
+    };
+    wait_until("three backups", SOON, cluster.dir(), taken).await;
+    let config = config(&cluster, &archive, &[primary]);
+    let listed = done(&config, &["backup", "list"]);
+    assert!(listed.contains("restorable  schedule") && listed.contains("any moment can be restored from"), "{listed}");
+    assert!(listed.contains(&format!(" behind {}", primary.name())), "{listed}");
+    for relay in &relays {
+        assert_eq!((metric(relay, "alarm").await, metric(relay, "failures_total").await), (0.0, 0.0));
+        assert!(metric(relay, "window_to_bytes").await > 0.0 && metric(relay, "window_from_seconds").await > 1e9);
+    }
+    // Each turn is of one backup, which has a record or was removed by now; only the newest turn stays.
+    let turns = files(&archive).into_keys().filter(|name| name.starts_with("turn/")).count();
+    assert!(turns <= 2, "{turns} turns");
+    for relay in &mut relays {
+        relay.stop().await;
+    }
+
+    // A server that gives no backup is an alarm.
+    let mut relay = scheduled().set("relay.backup.from", "nobody").set("relay.upstream.slot", "third");
+    relay.start().await;
+    wait_until("the alarm", SOON, cluster.dir(), async || (metric(&relay, "alarm").await == 1.0).then_some(())).await;
+    assert!(metric(&relay, "failures_total").await >= 1.0);
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::header::{Checksum, HEADER, Header, Identity};
-use crate::name::{self, FileName, Kind, Span, blocks, chain};
+use crate::name::{self, BackupId, BackupPart, FileName, Kind, Span, blocks, chain};
 use crate::seal::{SealError, Sealed, seal, unseal};
 use crate::store::{Created, Listed, Store, StoreError};
 
@@ -115,7 +115,7 @@ impl Archive {
     /// # Errors
     /// [`ArchiveError`]: another cluster's, or the store fails.
     pub async fn open(store: Arc<dyn Store>, identity: Identity, is_known: bool) -> Result<Archive, ArchiveError> {
-        let object = |kind| Header::empty(kind, identity);
+        let object = |kind| Header::empty(kind, identity, None);
         let mut creates = true;
         // Looked for first: some services ignore the condition of a creation and overwrite.
         let held = match read_identity(&*store).await? {
@@ -184,7 +184,7 @@ impl Archive {
             Kind::History => name::history_path(&span.file),
             Kind::Identity => name::IDENTITY.into(),
             Kind::Probe => name::PROBE.into(),
-            Kind::Base | Kind::Record | Kind::Mark => match FileName::parse_backup(span.file.as_str()) {
+            Kind::Base | Kind::Record | Kind::Mark | Kind::Turn => match FileName::parse_backup(span.file.as_str()) {
                 Some((id, part)) => name::backup_path(&id, part, span.from),
                 // No object has it.
                 None => name::BASES.into(),
@@ -231,6 +231,40 @@ impl Archive {
         }
         self.compare(path, kind, span, sealed.sum).await?;
         Ok(Put::Equal)
+    }
+
+    /// Takes a turn in the schedule of base backups, for this backup. False: another one has it.
+    ///
+    /// # Errors
+    /// Damaged, or the store fails.
+    pub async fn take_turn(&self, number: u64, id: &BackupId) -> Result<bool, ArchiveError> {
+        let span = Span { file: FileName::of_backup(id, BackupPart::Turn), from: number, to: number };
+        let object = Header::empty(Kind::Turn, self.identity, Some(span));
+        let path = name::turn_path(number);
+        if self.creates {
+            if self.store.create(&path, object).await? == Created::New {
+                return Ok(true);
+            }
+        } else if self.turn(number).await?.is_none() {
+            self.store.overwrite(&path, object).await?;
+        }
+        // An attempt whose answer was lost may have succeeded.
+        Ok(self.turn(number).await?.as_ref() == Some(id))
+    }
+
+    /// Returns the backup of a turn. None: nobody has taken it.
+    ///
+    /// # Errors
+    /// Damaged, or the store fails.
+    pub async fn turn(&self, number: u64) -> Result<Option<BackupId>, ArchiveError> {
+        let path = name::turn_path(number);
+        let Some(object) = self.store.read(&path, Some(HEADER)).await? else { return Ok(None) };
+        let header = Header::parse(&object).map_err(|error| self.object(&path, error.into()))?;
+        let id = header.span.as_ref().and_then(|span| FileName::parse_backup(span.file.as_str()));
+        match id {
+            Some((id, BackupPart::Turn)) if header.identity == self.identity => Ok(Some(id)),
+            _ => Err(self.object(&path, SealError::Other)),
+        }
     }
 
     /// Lists a directory.
@@ -349,9 +383,9 @@ impl Archive {
 
 impl Header {
     /// Returns an object without content.
-    fn empty(kind: Kind, identity: Identity) -> Bytes {
+    fn empty(kind: Kind, identity: Identity, span: Option<Span>) -> Bytes {
         // Reading nothing cannot fail.
-        seal(kind, identity, None, std::io::empty(), 0).map(|sealed| sealed.object).unwrap_or_default()
+        seal(kind, identity, span, std::io::empty(), 0).map(|sealed| sealed.object).unwrap_or_default()
     }
 }
 

@@ -209,7 +209,7 @@ impl Header {
                 }
                 Some(Span { file, from, to })
             }
-            Kind::Base | Kind::Record | Kind::Mark => {
+            Kind::Base | Kind::Record | Kind::Mark | Kind::Turn => {
                 let (id, part) = value("file").and_then(FileName::parse_backup).ok_or(damaged("the file"))?;
                 let (from, to) = (number(value("from"), "the start")?, number(value("to"), "the end")?);
                 if from > to || to - from > BLOCK {
@@ -249,6 +249,7 @@ fn word(kind: Kind) -> &'static str {
         Kind::Base => "base",
         Kind::Record => "record",
         Kind::Mark => "mark",
+        Kind::Turn => "turn",
     }
 }
 
@@ -262,6 +263,7 @@ fn kind(word: &str) -> Option<Kind> {
         "base" => Kind::Base,
         "record" => Kind::Record,
         "mark" => Kind::Mark,
+        "turn" => Kind::Turn,
         _ => return None,
     })
 }

@@ -28,8 +28,9 @@ pub use archive::{Archive, ArchiveError, Put};
 pub use directory::DirectoryStore;
 pub use header::{Checksum, Codec, HEADER, Header, HeaderError, Identity};
 pub use name::{
-    BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, IDENTITY, Kind, PROBE, RECORDS, Span, backup_of_path,
-    backup_path, block_directory, block_path, blocks, chain, history_path, part_directory, part_of_path, part_path,
+    BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, IDENTITY, Kind, PROBE, RECORDS, Span, TURNS,
+    backup_of_path, backup_path, block_directory, block_path, blocks, chain, history_path, part_directory,
+    part_of_path, part_path, turn_of_path, turn_path,
 };
 pub use open::open;
 pub use plan::{Held, Job, MOST_PARTS, Progress};

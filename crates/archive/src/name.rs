@@ -96,13 +96,15 @@ pub enum Kind {
     Record,
     /// The mark of a base backup that is being made or removed.
     Mark,
+    /// A turn in the schedule of base backups: its number in the span, its backup in the file's name.
+    Turn,
 }
 
 impl Kind {
     /// True for the objects of a base backup.
     #[must_use]
     pub fn is_backup(self) -> bool {
-        matches!(self, Kind::Base | Kind::Record | Kind::Mark)
+        matches!(self, Kind::Base | Kind::Record | Kind::Mark | Kind::Turn)
     }
 }
 
@@ -158,6 +160,8 @@ pub enum BackupPart {
     Record,
     /// The mark.
     Mark,
+    /// The turn.
+    Turn,
 }
 
 impl BackupPart {
@@ -166,6 +170,7 @@ impl BackupPart {
             "manifest" => Some(BackupPart::Manifest),
             "record" => Some(BackupPart::Record),
             "mark" => Some(BackupPart::Mark),
+            "turn" => Some(BackupPart::Turn),
             digits if digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
                 digits.parse().ok().map(BackupPart::Stream)
             }
@@ -181,6 +186,7 @@ impl fmt::Display for BackupPart {
             BackupPart::Manifest => f.write_str("manifest"),
             BackupPart::Record => f.write_str("record"),
             BackupPart::Mark => f.write_str("mark"),
+            BackupPart::Turn => f.write_str("turn"),
         }
     }
 }
@@ -200,11 +206,29 @@ pub fn backup_path(id: &BackupId, part: BackupPart, from: u64) -> String {
     match part {
         BackupPart::Record => format!("{RECORDS}/{id}"),
         BackupPart::Mark => format!("{BASES}/{id}/mark"),
+        BackupPart::Turn => turn_path(from),
         BackupPart::Stream(_) | BackupPart::Manifest => {
             let piece = from / BLOCK;
             format!("{BASES}/{id}/{part}-{:04X}/{:03X}", piece / PIECES, piece % PIECES)
         }
     }
+}
+
+/// Directory of the turns in the schedule of base backups.
+pub const TURNS: &str = "turn";
+
+/// Returns the path of a turn.
+#[must_use]
+pub fn turn_path(number: u64) -> String {
+    format!("{TURNS}/{number:012}")
+}
+
+/// Parses the path of a turn.
+#[must_use]
+pub fn turn_of_path(path: &str) -> Option<u64> {
+    let digits = path.strip_prefix(TURNS)?.strip_prefix('/')?;
+    let good = digits.len() >= 12 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if good { digits.parse().ok() } else { None }
 }
 
 /// Returns the name of the base backup that a path of a record, or of a directory of data, is of.

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use archive::config::ArchiveConfig;
 use archive::{
     Archive, ArchiveError, BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, Identity, Kind, RECORDS, Sealed,
-    Span, backup_of_path, backup_path, block_directory, block_path, blocks, chain, part_directory, part_of_path, seal,
+    Span, TURNS, backup_of_path, backup_path, block_directory, block_path, blocks, chain, part_directory, part_of_path,
+    seal, turn_of_path, turn_path,
 };
 use futures_util::StreamExt as _;
 use process::Failure;
@@ -20,6 +21,7 @@ use crate::branch::Side;
 use crate::mark::Mark;
 use crate::record::Record;
 use crate::timelines::Timelines;
+use crate::window::Window;
 
 /// Pieces read ahead.
 const AHEAD: usize = 3;
@@ -84,6 +86,58 @@ impl Catalog {
             records.extend(self.record(&id).await?);
         }
         Ok(records)
+    }
+
+    /// Returns the backups, and the window that can be restored.
+    pub(crate) async fn survey(&self) -> Result<Survey, Failure> {
+        let mut records = Vec::new();
+        for record in self.records().await? {
+            let is_restorable = self.is_restorable(&record).await?;
+            records.push((record, is_restorable));
+        }
+        let timelines = self.timelines().await?;
+        let mut survey = Survey { records, window: None };
+        let newest = timelines.newest().unwrap_or(0);
+        let reach = async |from| self.reach_along(&timelines, from, newest).await;
+        survey.window = Window::find(&survey.restorable(), &timelines, reach).await?;
+        Ok(survey)
+    }
+
+    /// True if the archive has the WAL from a backup's start to its end.
+    pub(crate) async fn is_restorable(&self, record: &Record) -> Result<bool, Failure> {
+        Ok(self.reach(record.end.timeline, record.start.lsn, record.end.lsn).await? >= record.end.lsn)
+    }
+
+    /// Returns the system identifier of the cluster.
+    pub(crate) fn system(&self) -> u64 {
+        self.archive.identity().system_id
+    }
+
+    /// Returns the numbers of the turns, in order.
+    pub(crate) async fn turns(&self) -> Result<Vec<u64>, Failure> {
+        let listed = self.archive.list(TURNS).await.map_err(failed)?;
+        let mut turns: Vec<u64> = listed.iter().filter_map(|object| turn_of_path(&object.path)).collect();
+        turns.sort_unstable();
+        Ok(turns)
+    }
+
+    /// Returns the backup of a turn.
+    pub(crate) async fn turn(&self, number: u64) -> Result<Option<BackupId>, Failure> {
+        self.archive.turn(number).await.map_err(failed)
+    }
+
+    /// Takes a turn for a backup, and removes earlier turns. False: another process has it.
+    pub(crate) async fn take_turn(&self, number: u64, id: &BackupId) -> Result<bool, Failure> {
+        if !self.archive.take_turn(number, id).await.map_err(failed)? {
+            return Ok(false);
+        }
+        let turns = self.turns().await?;
+        // A process that stood still comes with a number that is over, and was removed.
+        let is_newest = turns.last() == Some(&number);
+        for turn in turns.into_iter().filter(|turn| if is_newest { *turn < number } else { *turn == number }) {
+            self.remove(&turn_path(turn)).await?;
+        }
+        Ok(is_newest)
     }
 
     /// Returns the record of a backup.
@@ -270,12 +324,16 @@ impl Catalog {
         Ok(directories.into_iter().filter_map(|path| timeline(&path).map(|timeline| (path, timeline))).collect())
     }
 
-    /// Returns the end of the WAL of a timeline that has no gap from `from` on; `from`, or less, if the archive does not have it.
-    pub(crate) async fn reach(&self, timeline: u32, from: Lsn) -> Result<Lsn, Failure> {
+    /// Returns the end of the WAL of a timeline that has no gap from `from` on; `from`, or less, if the archive does not have it. Looks no further than
+    /// the segment of `enough`.
+    pub(crate) async fn reach(&self, timeline: u32, from: Lsn, enough: Lsn) -> Result<Lsn, Failure> {
         let size = self.size.bytes();
         let mut listed: Option<(String, HashSet<String>)> = None;
         let mut number = self.size.number(from);
         loop {
+            if number > self.size.number(enough) {
+                return Ok(self.size.start(number));
+            }
             let Some(file) = segment(timeline, number, self.size) else { return Ok(Lsn(number.saturating_mul(size))) };
             let directory = block_directory(&file);
             let held = match &mut listed {
@@ -312,7 +370,7 @@ impl Catalog {
         let way = timelines.ancestors(timeline).iter().copied().chain([(timeline, Lsn(u64::MAX))]);
         let (mut at, mut reached) = (from.lsn, from.timeline);
         for (on, left) in way.skip_while(|(on, _)| *on != from.timeline) {
-            let end = self.reach(on, at).await?;
+            let end = self.reach(on, at, left).await?;
             // The segment in which a timeline is left is the next one's as well.
             let next_begins = self.size.start_of(left);
             if end > at {
@@ -336,7 +394,7 @@ impl Catalog {
         for timeline in timelines.all().filter(|timeline| *timeline != newest) {
             let Some(fork) = timelines.fork(newest, timeline) else { continue };
             let begin = fork.max(timelines.begin(timeline));
-            if self.reach(timeline, begin).await? > begin {
+            if self.reach(timeline, begin, begin).await? > begin {
                 sides.extend(self.side(timeline, fork, begin).await?);
             }
         }
@@ -436,6 +494,25 @@ impl Catalog {
     /// Removes an object.
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Failure> {
         self.archive.remove(path).await.map_err(failed)
+    }
+}
+
+/// The backups of an archive, and the window that can be restored.
+pub(crate) struct Survey {
+    /// The records, oldest first; true for a restorable backup.
+    pub(crate) records: Vec<(Record, bool)>,
+    pub(crate) window: Option<Window>,
+}
+
+impl Survey {
+    /// Returns the restorable backups.
+    pub(crate) fn restorable(&self) -> Vec<&Record> {
+        self.records.iter().filter(|(_, restorable)| *restorable).map(|(record, _)| record).collect()
+    }
+
+    /// True if the backup has a record.
+    pub(crate) fn has(&self, id: &BackupId) -> bool {
+        self.records.iter().any(|(record, _)| record.id == id.as_str())
     }
 }
 

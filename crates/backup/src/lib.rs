@@ -5,6 +5,7 @@
 //!  restore: branch (pure): moment ─▶ timeline, backup ─▶ unpack: paths and manifest checked ─▶ recovery settings ─▶ pg_control gets its name
 //!           ─▶ server: recovery, a query, pg_amcheck
 //!  prune:   retention (pure): window ─▶ backups, WAL
+//!  keeper:  a relay's thread: schedule (pure) ─▶ a turn in the archive ─▶ take, prune
 //! ```
 //!
 //! # Invariants
@@ -17,6 +18,7 @@
 mod args;
 mod branch;
 mod catalog;
+mod keeper;
 mod manifest;
 mod mark;
 mod prune;
@@ -24,17 +26,22 @@ mod record;
 mod recovery;
 mod restore;
 mod retention;
+mod say;
+mod schedule;
 mod server;
 mod take;
 mod timelines;
 mod unpack;
+mod window;
 
 use std::path::Path;
 
 pub use args::{BackupArgs, RestoreArgs};
 use args::{BackupCommand, WhichConfig};
 use config::Config;
+pub use keeper::{BackupStatus, Keeper};
 use process::Failure;
+pub use window::Window;
 
 /// Takes a backup, or lists, shows, verifies or removes backups.
 pub fn backup(args: &BackupArgs) -> Result<(), Failure> {

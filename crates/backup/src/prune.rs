@@ -1,18 +1,21 @@
 //! `kingpost backup list`, `show`, `verify` and `prune`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use config::Config;
 use process::{Failure, terminal};
 use serde_json::json;
+use watermark::Lsn;
 
 use crate::branch::show_time;
-use crate::catalog::{Catalog, now};
+use crate::catalog::{Catalog, Survey, now};
 use crate::mark::{Mark, State};
 use crate::record::Record;
 use crate::restore::{read_all, readers};
 use crate::retention::{Kept, needs_wal, to_remove};
-use crate::size;
+use crate::window::Window;
+use crate::{size, take};
 
 /// Seconds of a day.
 const DAY: u64 = 86_400;
@@ -22,34 +25,17 @@ fn shown(seconds: u64) -> String {
     show_time(i64::try_from(seconds).unwrap_or(0).saturating_mul(1_000_000)).replace(".000000", "")
 }
 
-async fn is_restorable(catalog: &Catalog, record: &Record) -> Result<bool, Failure> {
-    Ok(catalog.reach(record.end.timeline, record.start.lsn).await? >= record.end.lsn)
-}
-
 /// Lists the backups.
 pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> {
     let catalog = Catalog::attach(&config.relay.archive).await?;
-    let records = catalog.records().await?;
-    let mut listed = Vec::new();
-    for record in &records {
-        listed.push((record, is_restorable(&catalog, record).await?));
-    }
-    let timelines = catalog.timelines().await?;
-    // The window begins with the first backup from which WAL reaches the newest timeline's end.
-    let mut window = None;
-    if let Some(newest) = timelines.newest() {
-        for (record, _) in listed.iter().filter(|(_, restorable)| *restorable) {
-            if timelines.passes(newest, record.end.timeline, record.end.lsn) {
-                let (reach, on) = catalog.reach_along(&timelines, record.start, newest).await?;
-                if on == newest || reach > record.end.lsn {
-                    window = Some((*record, reach, on));
-                    break;
-                }
-            }
-        }
-    }
+    let Survey { records, window } = catalog.survey().await?;
+    let unfinished = catalog.unfinished().await?;
+    let (of, system) = (config.clone(), catalog.system());
+    let primary = tokio::task::spawn_blocking(move || take::primary(&of, system)).await;
+    let primary = primary.map_err(|error| Failure::runtime(error.to_string()))??;
+    let behind = window.as_ref().zip(primary).map(|(window, (name, end))| (name, end.0.saturating_sub(window.to().0)));
     if as_json {
-        let backups: Vec<serde_json::Value> = listed
+        let backups: Vec<serde_json::Value> = records
             .iter()
             .map(|(record, restorable)| {
                 let mut value = json!(record);
@@ -57,17 +43,17 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
                 value
             })
             .collect();
-        let window = window.map(|(record, reach, on)| {
-            json!({ "from": record.ended, "from_lsn": record.end.lsn.to_string(), "to_lsn": reach.to_string(), "timeline": on })
-        });
-        let unfinished: Vec<String> = catalog.unfinished().await?.iter().map(ToString::to_string).collect();
-        terminal::line(format_args!("{:#}", json!({ "backups": backups, "window": window, "unfinished": unfinished })));
+        let window = window.as_ref().map(Window::json);
+        let unfinished: Vec<String> = unfinished.iter().map(ToString::to_string).collect();
+        let behind = behind.map(|(name, bytes)| json!({ "node": name, "bytes": bytes }));
+        let value = json!({ "backups": backups, "window": window, "behind": behind, "unfinished": unfinished });
+        terminal::line(format_args!("{value:#}"));
         return Ok(());
     }
-    if listed.is_empty() {
+    if records.is_empty() {
         terminal::line(format_args!("no backup in {}", catalog.name()));
     }
-    for (record, restorable) in listed {
+    for (record, restorable) in records {
         terminal::line(format_args!(
             "{}  ended {}  {:>9}  to {:<24}  {}  {}",
             record.id,
@@ -78,14 +64,13 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
             record.label
         ));
     }
-    if let Some((record, reach, on)) = window {
-        terminal::line(format_args!(
-            "any moment can be restored from {} ({}) to {reach} on timeline {on}",
-            record.end,
-            shown(record.ended)
-        ));
+    if let Some(window) = window {
+        terminal::line(format_args!("any moment can be restored from {window}"));
     }
-    for id in catalog.unfinished().await? {
+    if let Some((name, bytes)) = behind {
+        terminal::line(format_args!("the archive is {} behind {name}", size(bytes)));
+    }
+    for id in unfinished {
         terminal::line(format_args!("{id}  is being made, or was killed: the next backup removes what is dead"));
     }
     Ok(())
@@ -95,7 +80,7 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
 pub(crate) async fn show(config: &Config, name: &str, as_json: bool) -> Result<(), Failure> {
     let catalog = Catalog::attach(&config.relay.archive).await?;
     let record = catalog.find(name).await?;
-    let reach = catalog.reach(record.end.timeline, record.start.lsn).await?;
+    let reach = catalog.reach(record.end.timeline, record.start.lsn, Lsn(u64::MAX)).await?;
     let restorable = reach >= record.end.lsn;
     if as_json {
         let mut value = json!(record);
@@ -133,7 +118,7 @@ pub(crate) async fn verify(config: &Config, name: &str) -> Result<(), Failure> {
     let read = tokio::task::spawn_blocking(move || read_all(readers, |_| None)).await;
     let read = read.map_err(|error| Failure::runtime(error.to_string()))?;
     let (_, files) = read.map_err(|why| Failure::runtime(format!("the backup {} is damaged: {why}", record.id)))?;
-    let reach = catalog.reach(record.end.timeline, record.start.lsn).await?;
+    let reach = catalog.reach(record.end.timeline, record.start.lsn, record.end.lsn).await?;
     if reach < record.end.lsn {
         return Err(Failure::runtime(format!(
             "the backup {} is undamaged and not restorable: it needs WAL up to {}, and the archive has it up to {reach}",
@@ -150,56 +135,90 @@ pub(crate) async fn verify(config: &Config, name: &str) -> Result<(), Failure> {
 /// Removes backups and WAL that a window of `days` does not need.
 pub(crate) async fn prune(config: &Config, days: u32, dry_run: bool, as_json: bool) -> Result<(), Failure> {
     let catalog = Catalog::attach(&config.relay.archive).await?;
-    let mut kept = Vec::new();
-    for record in catalog.records().await? {
-        let is_restorable = is_restorable(&catalog, &record).await?;
-        let Record { id, ended, start, end, .. } = record;
-        kept.push(Kept { id, ended, start, end, is_restorable });
-    }
-    let since = now().saturating_sub(u64::from(days) * DAY);
-    let removed: BTreeSet<String> = to_remove(&kept, since).into_iter().map(str::to_owned).collect();
-    let timelines = catalog.timelines().await?;
-    let staying: Vec<&Kept> = kept.iter().filter(|backup| !removed.contains(&backup.id)).collect();
-    // Without a backup that stays, no WAL is known to be superfluous; one that is being made has its start behind the last that ended.
-    let has_anchor = staying.iter().any(|backup| backup.is_restorable && backup.ended <= since);
-    let wal = match has_anchor {
-        true => catalog.wal_not_needed(|timeline, end| needs_wal(&staying, &timelines, timeline, end)).await?,
-        false => std::collections::BTreeMap::new(),
-    };
-    let bytes: u64 = wal.values().sum();
+    let pruning = Pruning::plan(&catalog, now().saturating_sub(u64::from(days) * DAY)).await?;
     if as_json {
-        let staying: Vec<&str> = staying.iter().map(|backup| backup.id.as_str()).collect();
-        let value = json!({
-            "dry_run": dry_run, "since": since, "keep": staying, "remove": removed, "wal_objects": wal.len(), "wal_bytes": bytes,
-        });
-        terminal::line(format_args!("{value:#}"));
+        terminal::line(format_args!("{:#}", pruning.json(dry_run)));
     } else {
         let verb = if dry_run { "would remove" } else { "removes" };
-        for id in &removed {
+        for id in &pruning.removed {
             terminal::line(format_args!("{verb} the backup {id}"));
         }
-        terminal::line(format_args!(
-            "{verb} {} backups and {} objects of WAL ({}); keeps {} backups, for any moment since {}",
-            removed.len(),
-            wal.len(),
-            size(bytes),
-            staying.len(),
-            shown(since)
-        ));
-        if !has_anchor {
+        terminal::line(format_args!("{verb} {pruning}"));
+        if !pruning.has_anchor {
             terminal::note("no restorable backup ended before that moment: nothing can go yet");
         }
     }
-    if dry_run {
-        return Ok(());
+    if dry_run { Ok(()) } else { pruning.carry_out(&catalog).await }
+}
+
+/// Backups and WAL that a window does not need.
+pub(crate) struct Pruning {
+    /// Start of the window, in seconds since 1970.
+    since: u64,
+    removed: BTreeSet<String>,
+    staying: Vec<String>,
+    wal: BTreeMap<String, u64>,
+    /// True if a restorable backup ended before the window. Without one, no WAL is known to be superfluous.
+    has_anchor: bool,
+}
+
+impl Pruning {
+    /// Finds what can go.
+    pub(crate) async fn plan(catalog: &Catalog, since: u64) -> Result<Pruning, Failure> {
+        let mut kept = Vec::new();
+        for record in catalog.records().await? {
+            let is_restorable = catalog.is_restorable(&record).await?;
+            let Record { id, ended, start, end, .. } = record;
+            kept.push(Kept { id, ended, start, end, is_restorable });
+        }
+        let removed: BTreeSet<String> = to_remove(&kept, since).into_iter().map(str::to_owned).collect();
+        let timelines = catalog.timelines().await?;
+        let staying: Vec<&Kept> = kept.iter().filter(|backup| !removed.contains(&backup.id)).collect();
+        // A backup that is being made has its start behind the last that ended.
+        let has_anchor = staying.iter().any(|backup| backup.is_restorable && backup.ended <= since);
+        let wal = match has_anchor {
+            true => catalog.wal_not_needed(|timeline, end| needs_wal(&staying, &timelines, timeline, end)).await?,
+            false => BTreeMap::new(),
+        };
+        let staying = staying.into_iter().map(|backup| backup.id.clone()).collect();
+        Ok(Pruning { since, removed, staying, wal, has_anchor })
     }
-    for id in removed.iter().filter_map(|id| archive::BackupId::parse(id)) {
-        catalog.put_mark(&id, &Mark::here(State::Removing, 0, now())).await?;
-        catalog.remove_record(&id).await?;
-        catalog.remove_data(&id).await?;
+
+    /// Removes it: records first, then data, then WAL.
+    pub(crate) async fn carry_out(&self, catalog: &Catalog) -> Result<(), Failure> {
+        for id in self.removed.iter().filter_map(|id| archive::BackupId::parse(id)) {
+            catalog.put_mark(&id, &Mark::here(State::Removing, 0, now())).await?;
+            catalog.remove_record(&id).await?;
+            catalog.remove_data(&id).await?;
+        }
+        for path in self.wal.keys() {
+            catalog.remove(path).await?;
+        }
+        Ok(())
     }
-    for path in wal.keys() {
-        catalog.remove(path).await?;
+
+    fn bytes(&self) -> u64 {
+        self.wal.values().sum()
     }
-    Ok(())
+
+    fn json(&self, dry_run: bool) -> serde_json::Value {
+        json!({
+            "dry_run": dry_run, "since": self.since, "keep": self.staying, "remove": self.removed, "wal_objects": self.wal.len(),
+            "wal_bytes": self.bytes(),
+        })
+    }
+}
+
+impl fmt::Display for Pruning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} backups and {} objects of WAL ({}); keeps {} backups, for any moment since {}",
+            self.removed.len(),
+            self.wal.len(),
+            size(self.bytes()),
+            self.staying.len(),
+            shown(self.since)
+        )
+    }
 }

@@ -9,14 +9,16 @@ use archive::{BLOCK, BackupId, BackupPart, Identity};
 use config::Config;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use process::{Failure, StopSignals, terminal};
-use relay::{BackupEvent, BackupSession, BaseBackup, ServerAccess};
+use relay::{BackupEvent, BackupSession, BaseBackup, ServerAccess, SessionError};
 use tokio::sync::mpsc;
+use watermark::Lsn;
 use wire::replication::BackupOptions;
 
 use crate::args::TakeArgs;
 use crate::catalog::{Catalog, Counter, now, now_micros};
 use crate::mark::{BEAT, Mark, State, is_dead};
 use crate::record::{NEEDED, Point, Record, Stream, is_number};
+use crate::say::Say;
 use crate::size;
 
 /// Pieces in work at a time: compressed, or on their way to the archive.
@@ -25,7 +27,7 @@ const AT_ONCE: usize = 4;
 const MOST: usize = 4096;
 
 /// A connection to the server of a backup, and the server's name in the configuration.
-struct Server {
+pub(crate) struct Server {
     name: String,
     session: BackupSession,
 }
@@ -54,7 +56,7 @@ pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
     let done = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
         tokio::select! {
-            done = run(config, args, server) => done,
+            done = run(config, args, server, None, Say::Terminal) => done.map(drop),
             signal = stop.next() => Err(Failure::runtime(format!("{signal}: the backup is not there; the next one removes its rest"))),
         }
     });
@@ -63,14 +65,20 @@ pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
     done
 }
 
-/// Connects to the named node; otherwise to a standby, else to the primary.
-fn connect(config: &Config, from: Option<&str>) -> Result<Server, Failure> {
-    let upstream = &config.relay.upstream;
+/// Returns the names and addresses of the servers.
+fn nodes(config: &Config) -> Vec<(&str, &str)> {
     let mut nodes: Vec<(&str, &str)> =
         config.cluster.nodes.iter().map(|node| (node.name.as_str(), node.address.as_str())).collect();
+    let upstream = &config.relay.upstream;
     if nodes.is_empty() && !upstream.address.is_empty() {
         nodes.push(("upstream", &upstream.address));
     }
+    nodes
+}
+
+/// Connects to the named node; otherwise to a standby, else to the primary.
+pub(crate) fn connect(config: &Config, from: Option<&str>) -> Result<Server, Failure> {
+    let mut nodes = nodes(config);
     if let Some(from) = from {
         nodes.retain(|(name, _)| *name == from);
         if nodes.is_empty() {
@@ -81,31 +89,56 @@ fn connect(config: &Config, from: Option<&str>) -> Result<Server, Failure> {
         return Err(Failure::config("no server to take a backup from")
             .advise("name the servers in [[cluster.nodes]], or one in relay.upstream.address"));
     }
-    let password = config::secret(upstream.password.as_ref(), upstream.password_file.as_deref())?;
-    let connector = tls::Connector::new(&upstream.tls);
-    let connector = connector.map_err(|error| Failure::config(format!("relay.upstream.tls: {error}")))?.map(Arc::new);
     let (mut primary, mut failures) = (None, Vec::new());
-    for (name, address) in nodes {
-        let access = ServerAccess {
-            name,
-            address,
-            user: &upstream.user,
-            password: password.as_deref(),
-            connector: connector.as_ref(),
-        };
-        match BackupSession::open(&access) {
-            Ok(session) if session.is_standby || from.is_some() => return Ok(Server { name: name.into(), session }),
-            Ok(session) => primary = Some(Server { name: name.into(), session }),
-            Err(error) => failures.push(error.to_string()),
+    let found = each(config, &nodes, |name, opened| match opened {
+        Ok(session) if session.is_standby || from.is_some() => Some(Server { name: name.into(), session }),
+        Ok(session) => {
+            primary = Some(Server { name: name.into(), session });
+            None
         }
-    }
-    primary.ok_or_else(|| {
+        Err(error) => {
+            failures.push(error.to_string());
+            None
+        }
+    })?;
+    found.or(primary).ok_or_else(|| {
         Failure::environment(format!("no server gives a backup: {}", failures.join("; ")))
             .advise("backups log in as relay.upstream.user, which needs the REPLICATION attribute")
     })
 }
 
-async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Failure> {
+/// Opens a session with each node, up to the first of which `take` returns something.
+fn each<T>(
+    config: &Config,
+    nodes: &[(&str, &str)],
+    mut take: impl FnMut(&str, Result<BackupSession, SessionError>) -> Option<T>,
+) -> Result<Option<T>, Failure> {
+    let upstream = &config.relay.upstream;
+    let password = config::secret(upstream.password.as_ref(), upstream.password_file.as_deref())?;
+    let connector = tls::Connector::new(&upstream.tls);
+    let connector = connector.map_err(|error| Failure::config(format!("relay.upstream.tls: {error}")))?.map(Arc::new);
+    let (user, password, connector) = (upstream.user.as_str(), password.as_deref(), connector.as_ref());
+    Ok(nodes.iter().find_map(|(name, address)| {
+        take(name, BackupSession::open(&ServerAccess { name, address, user, password, connector }))
+    }))
+}
+
+/// Returns the primary's name and the end of its WAL; None if no primary answers.
+pub(crate) fn primary(config: &Config, system: u64) -> Result<Option<(String, Lsn)>, Failure> {
+    each(config, &nodes(config), |name, opened| {
+        let session = opened.ok().filter(|session| !session.is_standby && session.system == system)?;
+        Some((name.to_owned(), session.position))
+    })
+}
+
+/// Takes a backup, in a turn of the schedule if one is given. False: another process has that turn.
+pub(crate) async fn run(
+    config: &Config,
+    args: &TakeArgs,
+    server: Server,
+    turn: Option<u64>,
+    say: Say,
+) -> Result<bool, Failure> {
     let Server { name, mut session } = server;
     let identity = Identity { system_id: session.system, segment_size: session.segment_size };
     let catalog = Catalog::open(&config.relay.archive, identity).await?;
@@ -114,6 +147,13 @@ async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Fai
     let (started, clock) = (now(), Instant::now());
     let id = BackupId::new(started, u32::from_ne_bytes(random));
     catalog.put_mark(&id, &Mark::here(State::Making, 0, started)).await?;
+    // The mark first: others look at it when they find the turn.
+    if let Some(turn) = turn
+        && !catalog.take_turn(turn, &id).await?
+    {
+        catalog.remove_mark(&id).await?;
+        return Ok(false);
+    }
     let others = observe(&catalog, &id).await?;
 
     let version = session.server_version().to_owned();
@@ -126,7 +166,7 @@ async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Fai
         }
     }
     let role = if standby { "standby" } else { "primary" };
-    terminal::note(format_args!("backup {id} from {name} ({role}, PostgreSQL {version}) to {}", catalog.name()));
+    say.note(format_args!("backup {id} from {name} ({role}, PostgreSQL {version}) to {}", catalog.name()));
     let options = BackupOptions { label: args.label.clone(), fast: !args.spread, max_rate: args.max_rate };
     let begun = tokio::task::spawn_blocking(move || session.start(&options)).await;
     let backup = begun.map_err(|error| Failure::runtime(error.to_string()))?;
@@ -149,7 +189,7 @@ async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Fai
         .spawn(move || read(backup, &sender, &counted))
         .map_err(|error| Failure::environment(format!("cannot start a thread: {error}")))?;
     let expected = begun.tablespaces.iter().try_fold(0_u64, |sum, of| Some(sum + of.size? * 1024));
-    let progress = Progress::new(expected, Arc::clone(&counter));
+    let progress = Progress::new(expected, Arc::clone(&counter), say);
     let mut work = FuturesUnordered::new();
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     let mut ended = None;
@@ -191,8 +231,9 @@ async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Fai
         .collect();
     (record.ended, record.ended_micros) = (now(), now_micros());
     finish(&catalog, &id, &record).await?;
-    clean(&catalog, &others, clock).await;
-    report(&catalog, &record, args, clock).await
+    clean(&catalog, &others, clock, say).await;
+    report(&catalog, &record, args, clock, say).await?;
+    Ok(true)
 }
 
 /// Writes the record, unless somebody has begun to remove the backup: a cleaner writes its mark first and looks for the record then.
@@ -222,7 +263,7 @@ async fn observe(catalog: &Catalog, own: &BackupId) -> Result<Vec<(BackupId, Opt
 }
 
 /// Removes what dead backups have left. Failures are said, and left to the next one.
-async fn clean(catalog: &Catalog, observed: &[(BackupId, Option<Mark>)], since: Instant) {
+async fn clean(catalog: &Catalog, observed: &[(BackupId, Option<Mark>)], since: Instant, say: Say) {
     for (id, first) in observed {
         let cleaned = async {
             let mark = catalog.mark(id).await?;
@@ -237,21 +278,21 @@ async fn clean(catalog: &Catalog, observed: &[(BackupId, Option<Mark>)], since: 
         };
         match cleaned.await {
             Ok(Some(bytes)) => {
-                terminal::note(format_args!("removed the rest of the backup {id}, which was killed ({})", size(bytes)));
+                say.note(format_args!("removed the rest of the backup {id}, which was killed ({})", size(bytes)));
             }
             Ok(None) => {}
-            Err(failure) => terminal::note(format_args!("the rest of the backup {id} is not removed: {failure}")),
+            Err(failure) => say.note(format_args!("the rest of the backup {id} is not removed: {failure}")),
         }
     }
 }
 
 /// Waits until the archive has the WAL of the backup, and says so.
-async fn report(catalog: &Catalog, record: &Record, args: &TakeArgs, clock: Instant) -> Result<(), Failure> {
+async fn report(catalog: &Catalog, record: &Record, args: &TakeArgs, clock: Instant, say: Say) -> Result<(), Failure> {
     if args.json {
         terminal::raw(&String::from_utf8_lossy(&record.render()));
         terminal::raw("\n");
     } else {
-        terminal::line(format_args!(
+        say.line(format_args!(
             "backup {}: {} in {} files of the archive's format take {}, {:.1} s; WAL from {} to {}",
             record.id,
             size(record.bytes()),
@@ -265,9 +306,9 @@ async fn report(catalog: &Catalog, record: &Record, args: &TakeArgs, clock: Inst
     let waiting = Instant::now();
     let Point { lsn, timeline } = record.end;
     loop {
-        let reach = catalog.reach(timeline, record.start.lsn).await?;
+        let reach = catalog.reach(timeline, record.start.lsn, lsn).await?;
         if reach >= lsn {
-            terminal::note(format_args!("restorable: the archive has the WAL up to {reach} on timeline {timeline}"));
+            say.note(format_args!("restorable: the archive has the WAL up to {reach} on timeline {timeline}"));
             return Ok(());
         }
         if waiting.elapsed() >= args.wait {
@@ -365,8 +406,9 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(expected: Option<u64>, counter: Counter) -> Progress {
-        Progress { expected, counter, started: Instant::now(), is_shown: std::io::stderr().is_terminal() }
+    fn new(expected: Option<u64>, counter: Counter, say: Say) -> Progress {
+        let is_shown = say == Say::Terminal && std::io::stderr().is_terminal();
+        Progress { expected, counter, started: Instant::now(), is_shown }
     }
 
     fn show(&self) {

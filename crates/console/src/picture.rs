@@ -259,6 +259,10 @@ pub struct RelayArchive {
     pub behind_bytes: u64,
     /// Milliseconds since when it has not had all that was durable.
     pub behind_ms: u64,
+    /// The moments that can be restored; None without a restorable backup.
+    pub window: Option<String>,
+    /// The failure of the last backup by schedule, while it is an alarm.
+    pub backup_failure: Option<String>,
 }
 
 /// A client that streams from a relay.

@@ -198,6 +198,7 @@ function showRelay({ relay }) {
     ] : []),
     ...(relay.archive ? [
       ['Archive', `${relay.archive.url} (${relay.archive.state})`], ['Archived', `whole segments up to ${relay.archive.confirmed}, ${bytes(relay.archive.behind_bytes)} behind`],
+      ['Restorable', relay.archive.window ?? 'no backup yet'],
     ] : []),
   ], relayFacts);
   downstreams.show(relay.downstreams);

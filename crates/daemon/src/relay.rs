@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use ::backup::{BackupStatus, Keeper};
 use ::relay::config::{Engine, RelayConfig};
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
 use ::relay::{
@@ -170,6 +171,8 @@ pub(crate) struct Relaying {
     topology: RwLock<Option<Arc<Topology>>>,
     /// True if the configuration names the upstream, perhaps since a reload: the topology's primary is then ignored.
     named: AtomicBool,
+    /// The backups in the relay's archive.
+    keeper: Keeper,
 }
 
 impl Relaying {
@@ -192,7 +195,7 @@ impl Relaying {
         let relay = Relay::start(&config.relay, surroundings(config)?, is_new, runtime);
         let relay = relay.map_err(|error| failure_of(&error))?;
         let named = AtomicBool::new(topology.is_none());
-        Ok(Relaying { relay, topology: RwLock::new(topology), named })
+        Ok(Relaying { relay, topology: RwLock::new(topology), named, keeper: Keeper::start(config)? })
     }
 
     pub(crate) fn relay(&self) -> &Relay {
@@ -212,7 +215,14 @@ impl Relaying {
         }
         let addresses = self.relay.addresses().iter().map(ToString::to_string).collect();
         let asked = Arc::clone(self);
-        scene.parts.relay = Some(Arc::new(Shown { status: Arc::new(move || asked.relay.status()), addresses }));
+        scene.parts.relay = Some(Arc::new(Shown {
+            status: Arc::new(move || asked.relay.status()),
+            backups: Some(Arc::new({
+                let asked = Arc::clone(self);
+                move || asked.keeper.status()
+            })),
+            addresses,
+        }));
         scene
     }
 
@@ -251,6 +261,7 @@ impl Relaying {
             .reload(&config.relay, surroundings(config)?)
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         self.named.store(!config.relay.upstream.address.is_empty(), Ordering::Release);
+        self.keeper.reload(config);
         Ok(())
     }
 
@@ -325,6 +336,9 @@ impl Source for Relaying {
     fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
+        if let Some(backups) = self.keeper.status() {
+            describe_backups(&backups, &mut exposition);
+        }
         if let Some(topology) = self.topology() {
             describe_view(&topology.view(), &mut exposition);
         }
@@ -516,6 +530,23 @@ fn describe_archive(archive: &ArchiveStatus, exposition: &mut Exposition) {
     ] {
         exposition.counter(name, help, value);
     }
+}
+
+fn describe_backups(backups: &BackupStatus, exposition: &mut Exposition) {
+    let help = "1 while somebody has to look after the backups by schedule: see the log.";
+    exposition.gauge("relay_backup_alarm", help, backups.alarm);
+    exposition.gauge("relay_backup_restorable", "Backups in the archive that can be restored.", backups.restorable);
+    if let Some(newest) = backups.newest {
+        exposition.gauge("relay_backup_newest_seconds", "End of the newest restorable backup, since 1970.", newest);
+    }
+    if let Some(window) = &backups.window {
+        let help = "The oldest moment that can be restored, since 1970.";
+        exposition.gauge("relay_backup_window_from_seconds", help, window.from_seconds());
+        let help = "Position of the newest moment that can be restored.";
+        exposition.gauge("relay_backup_window_to_bytes", help, window.to().0);
+    }
+    exposition.counter("relay_backup_taken_total", "Backups taken by schedule.", backups.taken);
+    exposition.counter("relay_backup_failures_total", "Failed backups by schedule.", backups.failures);
 }
 
 fn describe_downstreams(status: &Status, exposition: &mut Exposition) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use watermark::Lsn;
 use wire::message;
 use wire::replication::{BackupMessage, BackupOptions, BackupPoint, BackupTablespace, Rows};
 
@@ -42,6 +43,8 @@ pub struct BackupSession {
     pub segment_size: u64,
     /// Timeline of the server.
     pub timeline: u32,
+    /// End of the WAL that the server had flushed at the login.
+    pub position: Lsn,
     /// True for a server in recovery.
     pub is_standby: bool,
 }
@@ -104,7 +107,14 @@ impl BackupSession {
         let segment_size = parse_size(&shown)
             .ok_or_else(|| session.failed(Cause::Protocol(format!("wal_segment_size is {shown:?}"))))?;
         let is_standby = role(&mut session)? == Role::Follower;
-        Ok(BackupSession { session, system: remote.system, segment_size, timeline: remote.timeline, is_standby })
+        Ok(BackupSession {
+            session,
+            system: remote.system,
+            segment_size,
+            timeline: remote.timeline,
+            position: Lsn(remote.position),
+            is_standby,
+        })
     }
 
     /// Returns the version as the server reported it.

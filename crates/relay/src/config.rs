@@ -40,6 +40,8 @@ use ::archive::config::ArchiveConfig;
         pub max_bytes: u64 = 64 << 30, range(64 << 20, i64::MAX);
         /// Archive that all WAL goes to; only with engine = "postgresql".
         pub archive: ArchiveConfig = ArchiveConfig::default();
+        /// Base backups that the relay takes into the archive by itself.
+        pub backup: BackupConfig = BackupConfig::default();
         /// Server, or relay, that the WAL comes from.
         pub upstream: UpstreamConfig = UpstreamConfig::default();
         /// Users that may stream. Of password, password_file and verifier at most one.
@@ -57,6 +59,32 @@ use ::archive::config::ArchiveConfig;
         Mariadb = "mariadb",
         /// MySQL: the relay stores its binary log.
         Mysql = "mysql",
+    }
+}
+
+::settings::settings! {
+    /// `[relay.backup]`: the schedule of base backups. Of all relays of an archive that have one, one at a time takes a backup.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct BackupConfig: Default {
+        /// Time from the start of a backup to the start of the next one. "0s": no backup by schedule.
+        pub every: Duration = Duration::ZERO, example(r#""1d""#);
+        /// Time back to which every moment stays restorable: earlier backups and earlier WAL are removed after each backup by schedule. "0s": nothing
+        /// is removed.
+        pub keep: Duration = Duration::ZERO, example(r#""14d""#);
+        /// Name of the node that gives the backup. "": a standby that answers, else the primary.
+        pub from: String = String::new();
+        /// Most bytes that the server sends in a second: 32 KiB to 1 GiB. 0: no limit.
+        pub max_rate: u64 = 0, range(0, 1 << 30);
+        /// True to spread the writes of the server's checkpoint over minutes.
+        pub spread: bool = true;
+    }
+}
+
+impl BackupConfig {
+    /// Returns the time between two backups; None without a schedule.
+    #[must_use]
+    pub fn schedule(&self) -> Option<Duration> {
+        (!self.every.is_zero()).then_some(self.every)
     }
 }
 

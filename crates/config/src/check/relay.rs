@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ::archive::config::ArchiveConfig;
-use ::relay::config::{AuthMethod, RelayConfig};
+use ::relay::config::{AuthMethod, BackupConfig, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
@@ -16,8 +16,11 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     if *relay == RelayConfig::default() {
         return;
     }
-    if *relay == (RelayConfig { archive: relay.archive.clone(), ..RelayConfig::default() }) {
+    if *relay
+        == (RelayConfig { archive: relay.archive.clone(), backup: relay.backup.clone(), ..RelayConfig::default() })
+    {
         // The file of a host that only fetches from the archive.
+        check_backup(relay, findings);
         return check_archive(relay, stat, findings);
     }
     let upstream = &relay.upstream;
@@ -52,6 +55,7 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     if let Err(error) = tls::Connector::new(&upstream.tls) {
         findings.error(format!("relay.upstream.tls.{}", error.setting()), error.to_string());
     }
+    check_backup(relay, findings);
     check_archive(relay, stat, findings);
     if let Some(dialect) = relay.engine.dialect() {
         return check_binlog(relay, dialect.name(), stat, findings);
@@ -100,6 +104,28 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
         check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);
+    }
+}
+
+/// Checks `[relay.backup]`.
+fn check_backup(relay: &RelayConfig, findings: &mut Findings) {
+    let backup = &relay.backup;
+    if *backup == BackupConfig::default() {
+        return;
+    }
+    if !relay.archive.is_on() {
+        return findings.error("relay.backup", "found a schedule of backups, and no relay.archive.url to keep them in");
+    }
+    if backup.schedule().is_none() {
+        findings.warn("relay.backup.every", "is \"0s\": the other keys are not used");
+    }
+    let rate = u32::try_from(backup.max_rate / 1024).unwrap_or(u32::MAX);
+    if backup.max_rate > 0 && !wire::replication::RATES.contains(&rate) {
+        let found = backup.max_rate;
+        findings.error(
+            "relay.backup.max_rate",
+            format!("found {found}, expected 0, or 32768 (32 KiB) to 1073741824 (1 GiB)"),
+        );
     }
 }
 

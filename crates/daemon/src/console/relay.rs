@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ::backup::BackupStatus;
 use ::console::RelayPart;
 use ::console::picture::{Downstream, Engine, Relay, RelayArchive, RelayLog, Slot};
 use ::relay::{BinlogRelay, Status};
@@ -11,12 +12,15 @@ use watermark::Lsn;
 pub(crate) struct Shown {
     /// Returns the relay's status.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// Returns the status of the backups in its archive; None where nobody keeps them.
+    pub backups: Option<Arc<dyn Fn() -> Option<BackupStatus> + Send + Sync>>,
     pub addresses: Vec<String>,
 }
 
 impl RelayPart for Shown {
     fn look(&self) -> Relay {
         let status = (self.status)();
+        let backups = self.backups.as_ref().and_then(|backups| backups()).unwrap_or_default();
         let flushed = status.log.as_ref().map_or(Lsn(0), |log| log.flushed);
         let behind = |end: Lsn, at: Lsn| end.0.saturating_sub(at.0);
         Relay {
@@ -33,6 +37,8 @@ impl RelayPart for Shown {
                 confirmed: archive.confirmed.to_string(),
                 behind_bytes: archive.behind_bytes,
                 behind_ms: u64::try_from(archive.behind.as_millis()).unwrap_or(u64::MAX),
+                window: backups.window.map(|window| window.to_string()),
+                backup_failure: backups.failure.filter(|_| backups.alarm),
             }),
             upstream_end: (status.upstream_end > Lsn(0)).then(|| status.upstream_end.to_string()),
             log: status.log.map(|log| RelayLog {

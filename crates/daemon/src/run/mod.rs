@@ -142,7 +142,8 @@ impl Running {
         if let Some(relay) = self.relay.get() {
             let addresses = relay.addresses().iter().map(ToString::to_string).collect();
             let relay = Arc::clone(relay);
-            scene.parts.relay = Some(Arc::new(Shown { status: Arc::new(move || relay.status()), addresses }));
+            scene.parts.relay =
+                Some(Arc::new(Shown { status: Arc::new(move || relay.status()), backups: None, addresses }));
         }
         scene
     }
