@@ -23,6 +23,8 @@ const LABEL: &str = "schedule";
 const WAL_LIMIT: Duration = Duration::from_secs(600);
 /// Time until the next look at an archive that the relay has not begun yet.
 const SOON: Duration = Duration::from_secs(2);
+/// Failure without an error of its own.
+const OVERDUE: &str = "none was taken for more than twice relay.backup.every";
 /// Looks at an archive without content that are not reported.
 const QUIET_LOOKS: u32 = 15;
 
@@ -153,8 +155,14 @@ impl Work {
         };
         self.quiet = 0;
         let alarm = self.schedule.is_alarm(every, &view, now());
-        let restorable = survey.restorable();
+        let (restorable, has_failed) = (survey.restorable(), self.schedule.has_failed());
         self.note(|status| {
+            if !has_failed {
+                status.failure = alarm.then(|| OVERDUE.into());
+                if alarm && !status.alarm {
+                    tracing::error!("backups by schedule: {OVERDUE}");
+                }
+            }
             status.window = survey.window.clone();
             status.restorable = restorable.len();
             status.newest = restorable.iter().map(|record| record.ended).max();

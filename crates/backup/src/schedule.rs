@@ -73,12 +73,17 @@ impl Schedule {
         *self = Schedule::default();
     }
 
+    /// True if the last backup failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
+    }
+
     /// True if an operator must act: the last backup failed here, or none was taken for twice the time.
     pub(crate) fn is_alarm(&self, every: Option<Duration>, view: &View, now: u64) -> bool {
         let overdue = |every: Duration| {
             view.newest.is_some_and(|start| now.saturating_sub(start) > every.as_secs().saturating_mul(2))
         };
-        every.is_some_and(|every| self.failures > 0 || overdue(every))
+        every.is_some_and(|every| self.has_failed() || overdue(every))
     }
 }
 

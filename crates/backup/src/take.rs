@@ -82,7 +82,7 @@ pub(crate) fn connect(config: &Config, from: Option<&str>) -> Result<Server, Fai
     if let Some(from) = from {
         nodes.retain(|(name, _)| *name == from);
         if nodes.is_empty() {
-            return Err(Failure::config(format!("--from: no node of the configuration is named {from:?}")));
+            return Err(Failure::config(format!("no node of the configuration is named {from:?}")));
         }
     }
     if nodes.is_empty() {

@@ -66,7 +66,7 @@ function ofRelay({ relay }) {
     return [{ severity: 'bad', text: `The relay's archive is ${bytes(behind_bytes)} and ${millis(behind_ms)} behind${why}. WAL stays on the relay's disk until it has it.` }];
   }
   if (relay.archive?.backup_failure) {
-    return [{ severity: 'bad', text: `The backup by schedule failed: ${relay.archive.backup_failure}.` }];
+    return [{ severity: 'bad', text: `Backups by schedule fail: ${relay.archive.backup_failure}.` }];
   }
   return (relay.concerns ?? []).map((concern) => ({ severity: 'bad', text: `Commits may not wait until they are durable on the relay: ${concern}.` }));
 }

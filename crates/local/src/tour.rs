@@ -44,7 +44,7 @@ struct Tour<'a> {
     cluster: &'a Cluster,
     relay: LocalRelay,
     proxy: (&'a str, u16),
-    /// This program, where the servers' user can run it.
+    /// Path of this program, where the servers' user can run it.
     program: PathBuf,
     /// Configuration for backup and restore.
     config: PathBuf,

@@ -32,7 +32,7 @@ for (const [name, more, expected] of [
   ['the relay is cut off', { relay: { ...full().relay, state: 'refused', upstream: 'p:1' } }, ['warning: The relay does not receive from p:1: refused.']],
   ['the relay gave up', { relay: { ...full().relay, state: 'diverged', alarm: true, upstream: 'p:1' } }, ['bad: The relay does not receive from p:1: diverged.']],
   ['an archive that is gone', { relay: { ...full().relay, archive: { url: '/a', state: 'cannot write', alarm: true, confirmed: '0/0', behind_bytes: 2048, behind_ms: 90_000 } } }, ["bad: The relay's archive is 2.0 KiB and 90.0 s behind: cannot write. WAL stays on the relay's disk until it has it."]],
-  ['a backup that failed', { relay: { ...full().relay, archive: { url: '/a', state: 'archiving', alarm: false, confirmed: '0/0', behind_bytes: 0, behind_ms: 0, backup_failure: 'no server gives a backup' } } }, ['bad: The backup by schedule failed: no server gives a backup.']],
+  ['a backup that failed', { relay: { ...full().relay, archive: { url: '/a', state: 'archiving', alarm: false, confirmed: '0/0', behind_bytes: 0, behind_ms: 0, backup_failure: 'no server gives a backup' } } }, ['bad: Backups by schedule fail: no server gives a backup.']],
   ['an archive that is slow', { relay: { ...full().relay, archive: { url: '/a', state: 'archiving', alarm: false, confirmed: '0/0', behind_bytes: 2048, behind_ms: 9000 } } }, null],
   ['a pause', { pools: [pool({ paused: true, waiting: 3, oldest_wait_ms: 9000 })] }, ['warning: Paused by an operator: app.']],
   ['a queue', { pools: [pool({ waiting: 3, oldest_wait_ms: 1500 })] }, ['warning: Clients of app wait for server connections, the first for 1.5 s.']],
