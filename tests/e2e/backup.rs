@@ -13,7 +13,7 @@ const STATE: &str = "SELECT concat_ws(' ', (SELECT sum(abalance) FROM pgbench_ac
                      (SELECT sum(delta) FROM pgbench_history))";
 
 /// A configuration file for backups of these servers to an archive.
-fn config(cluster: &Cluster, archive: &Path, nodes: &[&Node]) -> PathBuf {
+pub(crate) fn config(cluster: &Cluster, archive: &Path, nodes: &[&Node]) -> PathBuf {
     let mut text = format!("[relay.archive]\nurl = {archive:?}\n");
     for node in nodes {
         text.push_str(&format!(
@@ -27,14 +27,14 @@ fn config(cluster: &Cluster, archive: &Path, nodes: &[&Node]) -> PathBuf {
     path
 }
 
-fn kingpost(config: &Path, args: &[&str]) -> Output {
+pub(crate) fn kingpost(config: &Path, args: &[&str]) -> Output {
     let mut kingpost = command(&kingpost_bin(), RunAs::Server, "KILL");
     let words = args.iter().position(|word| word.starts_with('-')).unwrap_or(args.len());
     kingpost.args(&args[..words]).arg("--config").arg(config).args(&args[words..]);
     kingpost.output().unwrap()
 }
 
-fn text(output: &Output) -> String {
+pub(crate) fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
@@ -67,7 +67,7 @@ fn pgbench(node: &Node, args: &[&str]) -> tokio::process::Command {
 }
 
 /// Starts a server on a restored directory, and waits for the end of recovery.
-async fn recovered(cluster: &Cluster, name: &str, dir: &Path) -> Node {
+pub(crate) async fn recovered(cluster: &Cluster, name: &str, dir: &Path) -> Node {
     let node = cluster.adopt(name, dir);
     node.start().await;
     node.wait_value("SELECT pg_is_in_recovery()", "f").await;
@@ -376,4 +376,82 @@ async fn relays_of_one_archive_take_backups_by_schedule_one_at_a_time() {
     relay.start().await;
     wait_until("the alarm", SOON, cluster.dir(), async || (metric(&relay, "alarm").await == 1.0).then_some(())).await;
     assert!(metric(&relay, "failures_total").await >= 1.0);
+}
+
+/// Returns the words behind `encryption` in the headers of the objects with content, by path.
+fn encryptions(archive: &Path) -> std::collections::BTreeMap<String, String> {
+    let object = |name: &String| std::fs::read(archive.join(name)).ok();
+    let mut found = std::collections::BTreeMap::new();
+    for name in files(archive).into_keys().filter(|name| name.contains('/') && !name.contains("unfinished")) {
+        // Parts go when their segment is whole.
+        let Some(object) = object(&name) else { continue };
+        let header = String::from_utf8_lossy(&object[..512]).into_owned();
+        let word = header.lines().find_map(|line| line.strip_prefix("encryption ")).unwrap().to_owned();
+        found.insert(name, word);
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_becomes_encrypted_and_gets_a_new_key_is_restored() {
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let (archive, to) = (open_dir("archive"), open_dir("to"));
+    let key = |digit: &str| digit.repeat(64);
+    let keys = |name: &str, keys: &[String]| {
+        let path = cluster.dir().join(name);
+        std::fs::write(&path, keys.join("\n")).unwrap();
+        path
+    };
+    let file = keys("archive.keys", &[key("a")]);
+    // In clear first.
+    let mut relay = archiving(&cluster, primary.port(), archive.to_str().unwrap());
+    relay.start().await;
+    primary.execute("CREATE TABLE t AS SELECT 'a visible row' AS x").await;
+    primary.execute("SELECT pg_switch_wal()").await;
+    wait_archived(&cluster, &relay, primary).await;
+    relay.stop().await;
+    assert!(encryptions(&archive).values().all(|word| word == "none"));
+    let mut relay = archiving(&cluster, primary.port(), archive.to_str().unwrap())
+        .set("relay.archive.key_file", file.display().to_string())
+        .set("relay.archive.compression", "lz4");
+    relay.start().await;
+    let config = |name: &str, key_file: &Path| {
+        let path = config(&cluster, &archive, &[primary]);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let named = cluster.dir().join(name);
+        std::fs::write(&named, text.replacen('\n', &format!("\nkey_file = {key_file:?}\n"), 1)).unwrap();
+        named
+    };
+    let all = config("all.toml", &file);
+    primary.execute("INSERT INTO t VALUES ('an encrypted row')").await;
+    done(&all, &["backup"]);
+    // A new key, while the relay runs.
+    keys("archive.keys", &[key("a"), key("b")]);
+    primary.execute("SELECT pg_switch_wal()").await;
+    primary.execute("INSERT INTO t VALUES ('a row of the new key')").await;
+    wait_archived(&cluster, &relay, primary).await;
+    let words: std::collections::BTreeSet<String> = encryptions(&archive).into_values().collect();
+    assert_eq!(words.len(), 3, "in clear, and with two keys: {words:?}");
+
+    assert!(done(&all, &["backup", "verify"]).contains("are as in the server's manifest"));
+    let dir = to.join("all");
+    done(&all, &["restore", "--to", dir.to_str().unwrap()]);
+    let restored = recovered(&cluster, "all", &dir).await;
+    let rows = "SELECT string_agg(x, ', ' ORDER BY ctid) FROM t";
+    assert_eq!(restored.query(rows).await, "a visible row, an encrypted row, a row of the new key");
+    restored.stop().await;
+
+    // A lost key, another one, and none at all.
+    for (name, key_file) in
+        [("only-new", keys("only-new.keys", &[key("b")])), ("another", keys("another.keys", &[key("c")]))]
+    {
+        let file = config(&format!("{name}.toml"), &key_file);
+        let said = refused(&file, &["backup", "verify"]);
+        assert!(said.contains("is encrypted with the key ") && said.contains("relay.archive.key_file"), "{said}");
+        assert!(!said.contains(&"b".repeat(8)) && !said.contains(&"c".repeat(8)), "{said}");
+    }
+    let missing = config("missing.toml", &cluster.dir().join("no-such.keys"));
+    assert!(refused(&missing, &["backup", "list"]).contains("key_file"));
 }

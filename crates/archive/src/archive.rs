@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::header::{Checksum, HEADER, Header, Identity};
+use crate::checksum::Checksum;
+use crate::config::Codec;
+use crate::header::{HEADER, Header, Identity};
+use crate::keys::Keys;
 use crate::name::{self, BackupId, BackupPart, FileName, Kind, Span, blocks, chain};
-use crate::seal::{SealError, Sealed, seal, unseal};
+use crate::open::Place;
+use crate::seal::{Form, SealError, Sealed, seal, unseal};
 use crate::store::{Created, Listed, Store, StoreError};
 
 /// Result of putting an object.
@@ -107,6 +111,8 @@ pub struct Archive {
     identity: Identity,
     /// True if the store creates without overwriting. If not, objects are looked for before they are written, and read back after.
     creates: bool,
+    keys: Keys,
+    codec: Codec,
 }
 
 impl Archive {
@@ -114,7 +120,8 @@ impl Archive {
     ///
     /// # Errors
     /// [`ArchiveError`]: another cluster's, or the store fails.
-    pub async fn open(store: Arc<dyn Store>, identity: Identity, is_known: bool) -> Result<Archive, ArchiveError> {
+    pub async fn open(place: impl Into<Place>, identity: Identity, is_known: bool) -> Result<Archive, ArchiveError> {
+        let Place { store, keys, codec } = place.into();
         let object = |kind| Header::empty(kind, identity, None);
         let mut creates = true;
         // Looked for first: some services ignore the condition of a creation and overwrite.
@@ -139,7 +146,7 @@ impl Archive {
                 break;
             }
             match store.create(name::PROBE, object(Kind::Probe)).await? {
-                Created::Exists => return Ok(Archive { store, identity, creates: true }),
+                Created::Exists => return Ok(Archive { store, identity, creates: true, keys, codec }),
                 Created::Unsupported => creates = false,
                 Created::New => {}
             }
@@ -149,16 +156,17 @@ impl Archive {
             "the archive's service cannot create an object without overwriting (If-None-Match): objects are looked for before they are \
              written, and read back after"
         );
-        Ok(Archive { store, identity, creates: false })
+        Ok(Archive { store, identity, creates: false, keys, codec })
     }
 
     /// Opens an archive for reading.
     ///
     /// # Errors
     /// [`ArchiveError::NoArchive`], or the store fails.
-    pub async fn attach(store: Arc<dyn Store>) -> Result<Archive, ArchiveError> {
+    pub async fn attach(place: impl Into<Place>) -> Result<Archive, ArchiveError> {
+        let Place { store, keys, codec } = place.into();
         match read_identity(&*store).await? {
-            Some(identity) => Ok(Archive { store, identity, creates: false }),
+            Some(identity) => Ok(Archive { store, identity, creates: false, keys, codec }),
             None => Err(ArchiveError::NoArchive { store: store.name().into() }),
         }
     }
@@ -167,6 +175,20 @@ impl Archive {
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+
+    /// Goes on with these keys.
+    pub fn set_keys(&mut self, keys: Keys) {
+        self.keys = keys;
+    }
+
+    /// Makes an object from the next `bytes` bytes, compressed and encrypted as configured.
+    ///
+    /// # Errors
+    /// The bytes cannot be read, or there are fewer.
+    pub fn seal(&self, kind: Kind, span: &Span, raw: impl std::io::Read, bytes: u64) -> std::io::Result<Sealed> {
+        let form = Form { codec: self.codec, key: self.keys.newest() };
+        seal(form, kind, self.identity, Some(span.clone()), raw, bytes)
     }
 
     /// True if the store creates without overwriting.
@@ -200,9 +222,10 @@ impl Archive {
         let Some(start) = self.store.read(path, Some(HEADER)).await? else { return Ok(false) };
         let header = Header::parse(&start).map_err(|error| self.object(path, error.into()))?;
         self.check(path, &header, kind, span)?;
-        if header.sum != sum {
+        let given = header.sum_of(sum, &self.keys).map_err(|error| self.object(path, error))?;
+        if header.sum != given {
             let (path, store) = (path.into(), self.store.name().into());
-            return Err(ArchiveError::Differs { path, store, held: header.sum, given: sum });
+            return Err(ArchiveError::Differs { path, store, held: header.sum, given });
         }
         Ok(true)
     }
@@ -312,7 +335,7 @@ impl Archive {
     pub async fn get(&self, kind: Kind, span: &Span) -> Result<Option<Vec<u8>>, ArchiveError> {
         let path = self.path(kind, span);
         let Some(object) = self.store.read(&path, None).await? else { return Ok(None) };
-        let (header, raw) = unseal(&object).map_err(|error| self.object(&path, error))?;
+        let (header, raw) = unseal(&object, &self.keys).map_err(|error| self.object(&path, error))?;
         self.check(&path, &header, kind, span)?;
         Ok(Some(raw))
     }
@@ -385,7 +408,8 @@ impl Header {
     /// Returns an object without content.
     fn empty(kind: Kind, identity: Identity, span: Option<Span>) -> Bytes {
         // Reading nothing cannot fail.
-        seal(kind, identity, span, std::io::empty(), 0).map(|sealed| sealed.object).unwrap_or_default()
+        let form = Form { codec: Codec::None, key: None };
+        seal(form, kind, identity, span, std::io::empty(), 0).map(|sealed| sealed.object).unwrap_or_default()
     }
 }
 

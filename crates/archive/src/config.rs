@@ -23,12 +23,30 @@ use std::time::Duration;
         pub credentials_command: Vec<String> = Vec::new(), example(r#"["/usr/local/bin/archive-credentials"]"#);
         /// CAs that the service's certificate is verified with, instead of the system's.
         pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/archive-ca.crt""#);
+        /// File of keys that everything in the archive is encrypted with: a line of 64 hexadecimal digits a key, as `openssl rand -hex 32` writes. The last
+        /// one encrypts, each decrypts. Read again while the relay runs.
+        pub key_file: Option<PathBuf> = None, example(r#""/etc/kingpost/archive.keys""#);
+        /// Compression of new objects: "zstd"; "lz4", which takes less of the processor and more room; or "none".
+        pub compression: Codec = Codec::Zstd;
         /// Time after which new WAL of a segment that is not whole yet is archived as a part.
         pub interval: Duration = Duration::from_secs(5);
         /// Longest time of one request.
         pub timeout: Duration = Duration::from_secs(30);
         /// The relay raises an alarm when the archive has been behind for this long.
         pub alarm_after: Duration = Duration::from_secs(60);
+    }
+}
+
+::settings::settings! {
+    /// Encoding of an object's payload.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Codec {
+        /// The raw bytes.
+        None = "none",
+        /// Zstandard.
+        Zstd = "zstd",
+        /// LZ4's frame format.
+        Lz4 = "lz4",
     }
 }
 

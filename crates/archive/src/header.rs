@@ -16,10 +16,13 @@
 //! ```
 //!
 //! `sha256` is of the raw bytes, `stored` the length of what follows the header, and `crc32c` covers the lines before it. Spaces and a line feed fill
-//! the header up.
+//! the header up. `encryption` names the key of an encrypted object; `sha256` is then an HMAC of the checksum ([`crate::Keys`]).
 
 use std::fmt::Write as _;
 
+use crate::checksum::Checksum;
+use crate::config::Codec;
+use crate::keys::KeyId;
 use crate::name::{BLOCK, FileName, Kind, Span};
 
 /// Length of a header.
@@ -36,85 +39,6 @@ pub struct Identity {
     pub segment_size: u64,
 }
 
-/// Encoding of an object's payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Codec {
-    /// The raw bytes.
-    None,
-    /// Zstandard.
-    Zstd,
-}
-
-impl Codec {
-    fn name(self) -> &'static str {
-        match self {
-            Codec::None => "none",
-            Codec::Zstd => "zstd",
-        }
-    }
-}
-
-/// SHA-256 of raw bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Checksum(pub [u8; 32]);
-
-impl std::fmt::Display for Checksum {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl std::fmt::Debug for Checksum {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
-impl Checksum {
-    /// Computes the checksum of `bytes`.
-    #[must_use]
-    pub fn of(bytes: &[u8]) -> Checksum {
-        let mut sum = Summing::default();
-        sum.add(bytes);
-        sum.finish()
-    }
-
-    fn parse(text: &str) -> Option<Checksum> {
-        let mut sum = [0; 32];
-        let good = text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        if !good {
-            return None;
-        }
-        for (byte, digits) in sum.iter_mut().zip(text.as_bytes().chunks(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-        }
-        Some(Checksum(sum))
-    }
-}
-
-/// A checksum in progress.
-pub(crate) struct Summing(ring::digest::Context);
-
-impl Default for Summing {
-    fn default() -> Summing {
-        Summing(ring::digest::Context::new(&ring::digest::SHA256))
-    }
-}
-
-impl Summing {
-    /// Adds bytes.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// Returns the checksum of all bytes.
-    pub(crate) fn finish(self) -> Checksum {
-        let mut sum = [0; 32];
-        sum.copy_from_slice(self.0.finish().as_ref());
-        Checksum(sum)
-    }
-}
-
 /// A parsed header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
@@ -126,9 +50,11 @@ pub struct Header {
     pub span: Option<Span>,
     /// Encoding of the payload.
     pub codec: Codec,
+    /// Key of an encrypted payload.
+    pub key: Option<KeyId>,
     /// Length of the payload.
     pub stored: u64,
-    /// Checksum of the raw bytes.
+    /// Checksum of the raw bytes; of an encrypted object hidden by its key.
     pub sum: Checksum,
 }
 
@@ -147,29 +73,33 @@ pub enum HeaderError {
         /// The first line.
         found: String,
     },
-    /// Encrypted, which this version cannot read.
-    #[error("is encrypted with key {key:?}, and this version reads none that is encrypted")]
-    Encrypted {
-        /// Identifier of the key.
-        key: String,
-    },
     /// Damaged.
     #[error("its header is damaged: {0}")]
     Damaged(&'static str),
 }
 
 impl Header {
-    /// Returns the header's bytes.
-    #[must_use]
-    pub fn render(&self) -> [u8; HEADER] {
+    /// Returns the first lines: all that is known before the payload is made.
+    pub(crate) fn begin(&self) -> String {
         let Identity { system_id, segment_size } = self.identity;
         let mut text =
             format!("{VERSION}\nkind {}\nsystem-id {system_id}\nsegment-size {segment_size}\n", word(self.kind));
         if let Some(Span { file, from, to }) = &self.span {
             let _ = write!(text, "file {file}\nfrom {from}\nto {to}\n");
         }
-        let (codec, stored, sum) = (self.codec.name(), self.stored, self.sum);
-        let _ = write!(text, "codec {codec}\nencryption none\nstored {stored}\nsha256 {sum}\n");
+        let _ = writeln!(text, "codec {}", self.codec.name());
+        let _ = match self.key {
+            None => writeln!(text, "encryption none"),
+            Some(key) => writeln!(text, "encryption {key}"),
+        };
+        text
+    }
+
+    /// Returns the header's bytes.
+    #[must_use]
+    pub fn render(&self) -> [u8; HEADER] {
+        let mut text = self.begin();
+        let _ = write!(text, "stored {}\nsha256 {}\n", self.stored, self.sum);
         let crc = crc32c::crc32c(text.as_bytes());
         let _ = writeln!(text, "crc32c {crc:08x}");
         let mut bytes = [b' '; HEADER];
@@ -183,7 +113,7 @@ impl Header {
     /// Parses the header at the start of an object.
     ///
     /// # Errors
-    /// [`HeaderError`]: another version, encrypted, or damaged.
+    /// [`HeaderError`]: another version, or damaged.
     pub fn parse(object: &[u8]) -> Result<Header, HeaderError> {
         let bytes = object.get(..HEADER).ok_or(HeaderError::Short { bytes: object.len() })?;
         let damaged = HeaderError::Damaged;
@@ -221,16 +151,17 @@ impl Header {
         let codec = match value("codec") {
             Some("none") => Codec::None,
             Some("zstd") => Codec::Zstd,
+            Some("lz4") => Codec::Lz4,
             _ => return Err(damaged("the codec")),
         };
-        match value("encryption") {
-            Some("none") => {}
-            Some(key) => return Err(HeaderError::Encrypted { key: key.chars().take(80).collect() }),
+        let key = match value("encryption") {
+            Some("none") => None,
+            Some(key) => Some(KeyId::parse(key).ok_or(damaged("the encryption"))?),
             None => return Err(damaged("the encryption")),
-        }
+        };
         let stored = number(value("stored"), "the length")?;
         let sum = value("sha256").and_then(Checksum::parse).ok_or(damaged("the checksum"))?;
-        let header = Header { kind, identity: Identity { system_id, segment_size }, span, codec, stored, sum };
+        let header = Header { kind, identity: Identity { system_id, segment_size }, span, codec, key, stored, sum };
         // Only one encoding is valid; with it the checksum of the lines is right.
         if header.render()[..] != *bytes {
             return Err(damaged("its checksum does not fit its lines"));
@@ -286,6 +217,7 @@ mod tests {
                 to: (1 << 29) + BLOCK,
             }),
             codec: Codec::Zstd,
+            key: None,
             stored: BLOCK + 4711,
             sum: Checksum::of(b"abc"),
         }
@@ -293,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_longest_one_fits() {
-        let header = Header { stored: u64::MAX, ..header() };
+        let header = Header { stored: u64::MAX, key: KeyId::parse("0123456789abcdef"), ..header() };
         let bytes = header.render();
         assert!(bytes.ends_with(b"   \n"));
         assert_eq!(Header::parse(&bytes), Ok(header));
@@ -310,8 +242,8 @@ mod tests {
         assert_eq!(Header::parse(&good[..HEADER - 1]), Err(HeaderError::Short { bytes: HEADER - 1 }));
         for (bytes, part) in [
             (replaced("kingpost-archive 1", "kingpost-archive 2"), "this version reads"),
-            (replaced("encryption none", "encryption k1"), "encrypted with key \"k1\""),
-            (replaced("codec zstd", "codec lz4"), "codec"),
+            (replaced("encryption none", "encryption k1"), "the encryption"),
+            (replaced("codec zstd", "codec gzip"), "codec"),
             (replaced("kind part", "kind history"), "range"),
             (replaced("from 5", "from 4"), "range"),
             (replaced("stored 1", "stored 2"), "checksum"),

@@ -1,7 +1,7 @@
 //! An archive of WAL: a directory or a bucket that holds every segment and history file of a cluster.
 //!
 //! ```text
-//!  files of a relay ─▶ plan (pure) ─▶ seal: header, zstd, SHA-256 ─▶ Archive: create only, compare ─▶ Store: directory, S3
+//!  files of a relay ─▶ plan (pure) ─▶ seal: header, zstd, SHA-256, AES-GCM ─▶ Archive: create only, compare ─▶ Store: directory, S3
 //!  restore_command  ◀─ unseal: every byte checked ◀──────────────── Archive: blocks, else parts  ◀──┘
 //! ```
 //!
@@ -13,10 +13,12 @@
 //! - Memory is bounded by [`BLOCK`] for each object in work, whatever the segment size.
 
 mod archive;
+mod checksum;
 pub mod config;
 mod directory;
 mod header;
 mod http;
+mod keys;
 mod name;
 mod open;
 mod plan;
@@ -25,15 +27,18 @@ mod seal;
 mod store;
 
 pub use archive::{Archive, ArchiveError, Put};
+pub use checksum::Checksum;
+pub use config::Codec;
 pub use directory::DirectoryStore;
-pub use header::{Checksum, Codec, HEADER, Header, HeaderError, Identity};
+pub use header::{HEADER, Header, HeaderError, Identity};
+pub use keys::{Key, KeyId, Keys};
 pub use name::{
     BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, IDENTITY, Kind, PROBE, RECORDS, Span, TURNS,
     backup_of_path, backup_path, block_directory, block_path, blocks, chain, history_path, part_directory,
     part_of_path, part_path, turn_of_path, turn_path,
 };
-pub use open::open;
+pub use open::{Place, keys, open};
 pub use plan::{Held, Job, MOST_PARTS, Progress};
 pub use s3::S3Store;
-pub use seal::{LARGEST, SealError, Sealed, seal, sum, unseal};
+pub use seal::{Form, LARGEST, SealError, Sealed, seal, sum, unseal};
 pub use store::{Created, Listed, MOST_LISTED, Store, StoreError};

@@ -1,19 +1,44 @@
-//! The store that a configuration names.
+//! The store that a configuration names, and the form of what is written there.
 
 use std::sync::Arc;
 
-use crate::config::ArchiveConfig;
+use crate::config::{ArchiveConfig, Codec};
 use crate::directory::DirectoryStore;
+use crate::keys::Keys;
 use crate::s3::S3Store;
 use crate::store::{Store, StoreError};
+
+/// A store, with the keys and the compression of its objects.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keys: Keys,
+    pub(crate) codec: Codec,
+}
+
+impl From<Arc<dyn Store>> for Place {
+    fn from(store: Arc<dyn Store>) -> Place {
+        Place { store, keys: Keys::default(), codec: Codec::Zstd }
+    }
+}
 
 /// Opens the store of a configuration. Does not reach out for it yet.
 ///
 /// # Errors
 /// [`StoreError::Settings`]: the settings cannot be used.
-pub fn open(config: &ArchiveConfig) -> Result<Arc<dyn Store>, StoreError> {
-    if let Some(directory) = config.directory() {
-        return Ok(Arc::new(DirectoryStore::new(directory, config.timeout)));
-    }
-    Ok(Arc::new(S3Store::new(config)?))
+pub fn open(config: &ArchiveConfig) -> Result<Place, StoreError> {
+    let store: Arc<dyn Store> = match config.directory() {
+        Some(directory) => Arc::new(DirectoryStore::new(directory, config.timeout)),
+        None => Arc::new(S3Store::new(config)?),
+    };
+    Ok(Place { store, keys: keys(config)?, codec: config.compression })
+}
+
+/// Reads the keys of a configuration.
+///
+/// # Errors
+/// [`StoreError::Settings`]: the file cannot be used.
+pub fn keys(config: &ArchiveConfig) -> Result<Keys, StoreError> {
+    let Some(path) = &config.key_file else { return Ok(Keys::default()) };
+    Keys::read(path).map_err(|why| StoreError::Settings(format!("relay.archive.key_file: {why}")))
 }

@@ -9,7 +9,7 @@ use archive::config::ArchiveConfig;
 use archive::{
     Archive, ArchiveError, BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, Identity, Kind, RECORDS, Sealed,
     Span, TURNS, backup_of_path, backup_path, block_directory, block_path, blocks, chain, part_directory, part_of_path,
-    seal, turn_of_path, turn_path,
+    turn_of_path, turn_path,
 };
 use futures_util::StreamExt as _;
 use process::Failure;
@@ -226,7 +226,7 @@ impl Catalog {
     }
 
     fn seal(&self, kind: Kind, span: &Span, bytes: &[u8]) -> Result<Sealed, Failure> {
-        let sealed = seal(kind, self.archive.identity(), Some(span.clone()), bytes, bytes.len() as u64);
+        let sealed = self.archive.seal(kind, span, bytes, bytes.len() as u64);
         sealed.map_err(|error| Failure::runtime(format!("cannot compress {}: {error}", span.file)))
     }
 

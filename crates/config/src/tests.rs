@@ -427,6 +427,21 @@ fn golden_messages() {
             ],
         ),
         (
+            "[relay.archive]\nurl = \"/srv/wal\"\nkey_file = \"/good\"\ncompression = \"lz4\"\n[relay.backup]\nevery = \"1d\"\n",
+            &[],
+        ),
+        (
+            "[relay.backup]\nevery = \"1d\"\n",
+            &["k.toml:1:1: warning: relay.backup: is not used: relay.archive.url names no archive"],
+        ),
+        (
+            "[relay.archive]\nurl = \"/srv/wal\"\n[relay.backup]\nmax_rate = 1000\n",
+            &[
+                "k.toml:3:1: warning: relay.backup.every: is \"0s\": the other keys are not used",
+                "k.toml:4:12: relay.backup.max_rate: found 1000, expected 0, or 32768 (32 KiB) to 1073741824 (1 GiB)",
+            ],
+        ),
+        (
             "[relay.archive]\nurl = \"gs://b\"\n",
             &[
                 "k.toml:2:7: relay.archive.url: found \"gs://b\", expected s3://BUCKET/PREFIX or the absolute path of a directory",

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ::archive::config::ArchiveConfig;
 use ::archive::{
-    Archive, ArchiveError, FileName, Held, Identity, Job, Kind, Progress, Put, Span, StoreError, seal, sum,
+    Archive, ArchiveError, FileName, Held, Identity, Job, Kind, Progress, Put, Span, StoreError, keys, sum,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::watch;
@@ -175,6 +175,8 @@ impl Archiver {
             self.open = Some(Open { config: config.clone(), archive, progress, histories: BTreeMap::new() });
         }
         let Some(open) = &mut self.open else { return Ok(false) };
+        // A new key in the file encrypts from now on.
+        open.archive.set_keys(keys(config)?);
         open.histories(log).await?;
         let held = held(log);
         open.progress.forget(&held.files);
@@ -212,7 +214,7 @@ impl Open {
             let Some(file) = FileName::parse(&timeline.history_name()) else { continue };
             let bytes = content.len() as u64;
             let span = Span { file: file.clone(), from: 0, to: bytes };
-            let sealed = seal(Kind::History, self.archive.identity(), Some(span.clone()), &content[..], bytes);
+            let sealed = self.archive.seal(Kind::History, &span, &content[..], bytes);
             let sealed = sealed.map_err(|source| ArchiveError::Local { file, source })?;
             self.archive.put(&self.archive.path(Kind::History, &span), Kind::History, &span, sealed).await?;
             self.histories.insert(timeline, ());
@@ -344,8 +346,8 @@ async fn carry_out(
             return Ok(Some((job, Put::Equal, 0)));
         }
     }
-    let (kind, identity, span) = (job.kind, archive.identity(), job.span.clone());
-    let sealed = blocking(move || seal(kind, identity, Some(span), raw, bytes)).await.map_err(local)?;
+    let (sealing, kind, span) = (archive.clone(), job.kind, job.span.clone());
+    let sealed = blocking(move || sealing.seal(kind, &span, raw, bytes)).await.map_err(local)?;
     let size = sealed.object.len() as u64;
     let put = archive.put(&path, job.kind, &job.span, sealed).await?;
     Ok(Some((job, put, size)))

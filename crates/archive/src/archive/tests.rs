@@ -63,6 +63,10 @@ impl Store for Old {
     }
 }
 
+fn dynamic<S: Store + 'static>(store: Arc<S>) -> Arc<dyn Store> {
+    store
+}
+
 fn span(file: &str, from: u64, to: u64) -> Span {
     Span { file: FileName::parse(file).unwrap(), from, to }
 }
@@ -72,7 +76,7 @@ fn bytes(span: &Span, seed: u8) -> Vec<u8> {
 }
 
 async fn put(archive: &Archive, kind: Kind, span: &Span, raw: &[u8]) -> Result<Put, ArchiveError> {
-    let sealed = seal(kind, archive.identity(), Some(span.clone()), raw, raw.len() as u64).unwrap();
+    let sealed = archive.seal(kind, span, raw, raw.len() as u64).unwrap();
     archive.put(&archive.path(kind, span), kind, span, sealed).await
 }
 
@@ -127,12 +131,12 @@ async fn nothing_is_overwritten_on_any_store() {
 async fn parts_are_joined_up_to_the_first_gap() {
     let temporary = tempfile::tempdir().unwrap();
     let store = || Arc::new(DirectoryStore::new(temporary.path(), std::time::Duration::from_secs(60)));
-    let archive = Archive::open(store(), IDENTITY, false).await.unwrap();
+    let archive = Archive::open(dynamic(store()), IDENTITY, false).await.unwrap();
     for (from, to) in [(0, 1000), (1000, 3000), (500, 2000), (4000, 5000)] {
         let part = span(SEGMENT, from, to);
         put(&archive, Kind::Part, &part, &bytes(&part, 0)).await.unwrap();
     }
-    let archive = Archive::attach(store()).await.unwrap();
+    let archive = Archive::attach(dynamic(store())).await.unwrap();
     assert_eq!(fetch(&archive, SEGMENT).await.unwrap(), bytes(&span(SEGMENT, 0, 3000), 0));
     assert_eq!(fetch(&archive, "000000010000000000000002").await, None);
 }
@@ -141,7 +145,7 @@ async fn parts_are_joined_up_to_the_first_gap() {
 async fn damage_is_an_error_and_no_short_file() {
     let temporary = tempfile::tempdir().unwrap();
     let store = Arc::new(DirectoryStore::new(temporary.path(), std::time::Duration::from_secs(60)));
-    let archive = Archive::open(store.clone(), IDENTITY, false).await.unwrap();
+    let archive = Archive::open(dynamic(store.clone()), IDENTITY, false).await.unwrap();
     let whole = span(SEGMENT, 0, 1 << 20);
     put(&archive, Kind::Block, &whole, &bytes(&whole, 0)).await.unwrap();
     let path = temporary.path().join(archive.path(Kind::Block, &whole));
@@ -165,20 +169,40 @@ async fn a_directory_that_is_gone_is_not_made_again() {
     let temporary = tempfile::tempdir().unwrap();
     let root = temporary.path().join("archive");
     let store = || Arc::new(DirectoryStore::new(&root, std::time::Duration::from_secs(60)));
-    let error = Archive::open(store(), IDENTITY, false).await.unwrap_err();
+    let error = Archive::open(dynamic(store()), IDENTITY, false).await.unwrap_err();
     assert!(!error.is_final() && !root.exists(), "{error}");
     std::fs::create_dir(&root).unwrap();
-    assert!(matches!(Archive::attach(store()).await, Err(ArchiveError::NoArchive { .. })));
+    assert!(matches!(Archive::attach(dynamic(store())).await, Err(ArchiveError::NoArchive { .. })));
     let one = store();
-    Archive::open(one.clone(), IDENTITY, false).await.unwrap();
+    Archive::open(dynamic(one.clone()), IDENTITY, false).await.unwrap();
     let leftovers = std::fs::read_dir(&root).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
     assert_eq!(leftovers.len(), 2, "{leftovers:?}");
     // As after an unmount.
     std::fs::rename(&root, temporary.path().join("away")).unwrap();
     std::fs::create_dir(&root).unwrap();
-    let error = Archive::open(one, IDENTITY, true).await.unwrap_err();
+    let error = Archive::open(dynamic(one), IDENTITY, true).await.unwrap_err();
     assert!(error.to_string().contains("another one than before"), "{error}");
-    let error = Archive::open(store(), IDENTITY, true).await.unwrap_err();
+    let error = Archive::open(dynamic(store()), IDENTITY, true).await.unwrap_err();
     assert!(matches!(error, ArchiveError::NoArchive { .. }), "{error}");
     assert_eq!(std::fs::read_dir(&root).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_turn_is_of_one_backup_on_any_store() {
+    let temporary = tempfile::tempdir().unwrap();
+    let stores: [Arc<dyn Store>; 3] = [
+        Arc::new(DirectoryStore::new(temporary.path(), std::time::Duration::from_secs(60))),
+        Arc::new(Old::default()),
+        Arc::new(Old { refuses: true, ..Old::default() }),
+    ];
+    let (one, other) = (BackupId::new(0, 1), BackupId::new(0, 2));
+    for store in stores {
+        let archive = Archive::open(store, IDENTITY, false).await.unwrap();
+        assert_eq!(archive.turn(7).await.unwrap(), None);
+        assert!(archive.take_turn(7, &one).await.unwrap());
+        assert!(!archive.take_turn(7, &other).await.unwrap());
+        // An attempt whose answer was lost.
+        assert!(archive.take_turn(7, &one).await.unwrap());
+        assert_eq!(archive.turn(7).await.unwrap(), Some(one.clone()));
+    }
 }

@@ -114,7 +114,7 @@ fn check_backup(relay: &RelayConfig, findings: &mut Findings) {
         return;
     }
     if !relay.archive.is_on() {
-        return findings.error("relay.backup", "found a schedule of backups, and no relay.archive.url to keep them in");
+        return findings.warn("relay.backup", "is not used: relay.archive.url names no archive");
     }
     if backup.schedule().is_none() {
         findings.warn("relay.backup.every", "is \"0s\": the other keys are not used");
@@ -167,6 +167,8 @@ fn check_archive(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
         ..Password::default()
     };
     given.check("relay.archive", stat, findings);
+    let keys = Password { file: archive.key_file.as_deref(), named: "key", ..Password::default() };
+    keys.check("relay.archive", stat, findings);
     if is_s3 && !given.is_given() {
         findings.error(
             "relay.archive",
