@@ -6,6 +6,7 @@
 //! watchers, which decide by themselves. The timing depends on the machine as well: a seed repeats the faults, not their moments.
 
 mod agents;
+mod backups;
 mod cut_off;
 mod history;
 mod quorum;
