@@ -150,6 +150,8 @@ SCRIPTS: list[tuple[str, str, str]] = [
 # wrong flag in such a block is not noticed.
 ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/archive.md", "restore_command =", "tests/e2e/archive.rs", ["relay fetch %f %p", "--archive"]),
+    ("docs/guide/archive.md", "(umask 077; openssl rand -hex 32", "tests/e2e/backup.rs", ["relay.archive.key_file", "archive.keys"]),
+    (QUICK, "kingpost up --tour", "tests/e2e/up.rs", ["\"--tour\"", "tour: the restored server has the table"]),
     (BACKUP, "kingpost backup --config", "tests/e2e/backup.rs", ["\"backup\", \"--label\"", "\"--max-rate\""]),
     (BACKUP, "kingpost backup list", "tests/e2e/backup.rs", ["\"backup\", \"show\", \"latest\"", "\"backup\", \"verify\"", "\"prune\", \"--keep\""]),
     (BACKUP, "kingpost restore --config", "tests/e2e/backup.rs", ["\"restore\", \"--at\""]),
