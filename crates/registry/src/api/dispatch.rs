@@ -24,15 +24,28 @@ pub(super) fn of_path(path: &str) -> Option<Front> {
     }
 }
 
-/// Answers a request by its front.
-pub(super) async fn handle(front: Front, context: &Arc<Context>, request: Request) -> Result<Reply, ApiError> {
+/// Answers a request by its front. Tokens and policies may change while a request waits: its answer is then made again, without waiting, by the
+/// present ones.
+pub(super) async fn handle(front: Front, context: &Arc<Context>, mut request: Request) -> Result<Reply, ApiError> {
+    let rights = context.rights_stamp();
+    let reply = answer(front, context, &request).await;
+    // Nacos' only request that waits decides at each change itself: its clients take an entry that they may not read for one that has changed.
+    let decides_itself = front == Front::Nacos;
+    if decides_itself || !reply.as_ref().is_ok_and(|reply| reply.waited) || rights == context.rights_stamp() {
+        return reply;
+    }
+    request.at_once = true;
+    answer(front, context, &request).await.map(|reply| reply.waited(true))
+}
+
+async fn answer(front: Front, context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     match front {
-        Front::Native => native::handle(context, &request).await,
-        Front::Consul => consul::handle(context, &request).await,
-        Front::Eureka => eureka::handle(context, &request).await,
-        Front::Prometheus => prometheus::handle(context, &request).await,
-        Front::Polaris => polaris::handle(context, &request).await,
-        Front::Nacos => nacos::handle(context, &request).await,
+        Front::Native => native::handle(context, request).await,
+        Front::Consul => consul::handle(context, request).await,
+        Front::Eureka => eureka::handle(context, request).await,
+        Front::Prometheus => prometheus::handle(context, request).await,
+        Front::Polaris => polaris::handle(context, request).await,
+        Front::Nacos => nacos::handle(context, request).await,
         Front::Xds => Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
     }
 }

@@ -373,6 +373,9 @@ impl Context {
         request: &Request,
         waited: impl Future<Output = Result<(), ApiError>>,
     ) -> Result<(), ApiError> {
+        if request.at_once {
+            return Ok(());
+        }
         let _place = self.place_of(request)?;
         let mut stopping = self.stopping.clone();
         tokio::select! {

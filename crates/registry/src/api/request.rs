@@ -33,6 +33,8 @@ pub struct Request {
     pub body: Bytes,
     /// Address of the client.
     pub peer: IpAddr,
+    /// True if the request does not wait for a change, whatever its parameters say.
+    pub at_once: bool,
 }
 
 impl Request {
@@ -53,7 +55,7 @@ impl Request {
         if segments.len() > MOST_PARTS {
             return Err(ApiError::bad(format!("the address has more than {MOST_PARTS} parts")));
         }
-        Ok(Request { method, whole, segments, query, headers, body, peer })
+        Ok(Request { method, whole, segments, query, headers, body, peer, at_once: false })
     }
 
     /// Parses and decodes the pairs of a query or a form.

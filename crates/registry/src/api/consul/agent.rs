@@ -145,7 +145,8 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
         let mut shown = serde_json::to_value(AgentService::new(&instance, &Kept::of(&instance))).unwrap_or_default();
         let hash = content_hash(&shown);
         let left = until.saturating_duration_since(Instant::now());
-        if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
+        let at_once = call.request.at_once || left.is_zero();
+        if known != Some(hash.as_str()) || at_once || *call.context.stopping.borrow() {
             // Go's watch takes the hash from the body; without one, it repeats the request at once.
             shown["ContentHash"] = Value::String(hash.clone());
             return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
