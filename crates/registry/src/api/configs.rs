@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::auth::Caller;
+use super::credentials::Credentials;
 use super::{ApiError, Context};
 use crate::NamespaceName;
-use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
+use crate::configuration::{Audience, ConfigClient, ConfigEntry, ConfigKey, Expected, NewConfig};
 use crate::kv::ConfigChange;
 use crate::rights::{Access, Resource};
 
@@ -46,10 +47,10 @@ impl Configs<'_> {
         }
     }
 
-    /// Returns the content for a client at `address`.
-    pub(super) fn get(&self, key: &ConfigKey, address: &str) -> Result<Option<ConfigEntry>, ApiError> {
+    /// Returns the content for a client.
+    pub(super) fn get(&self, key: &ConfigKey, client: &ConfigClient) -> Result<Option<ConfigEntry>, ApiError> {
         self.needs(Access::Read, key)?;
-        Ok(self.context.registry.config_for(&self.namespace, key, address)?)
+        Ok(self.context.registry.config_for(&self.namespace, key, client)?)
     }
 
     /// Returns the current version and the gray release.
@@ -78,22 +79,22 @@ impl Configs<'_> {
         Ok(listed.await??)
     }
 
-    /// Publishes a content; for clients at `addresses` only, unless there are none.
+    /// Publishes a content; for the clients of an audience only, unless it is empty.
     pub(super) async fn publish(
         &self,
         key: &ConfigKey,
         new: &NewConfig,
         expected: &Expected,
-        addresses: &[String],
+        audience: &Audience,
     ) -> Result<ConfigChange, ApiError> {
         self.needs(Access::Write, key)?;
         let (registry, author) = (&self.context.registry, self.caller.name());
-        if addresses.is_empty() {
+        if audience.is_empty() {
             let change = registry.publish_config(&self.namespace, key, new, expected, author).await?;
             self.audit_version("publishConfig", &change);
             return Ok(change);
         }
-        let change = registry.publish_gray_config(&self.namespace, key, new, addresses, author).await?;
+        let change = registry.publish_gray_config(&self.namespace, key, new, audience, author).await?;
         self.audit_version("publishGrayConfig", &change);
         Ok(change)
     }
@@ -108,9 +109,9 @@ impl Configs<'_> {
     }
 
     /// Removes an entry; true if there was one.
-    pub(super) async fn remove(&self, key: &ConfigKey) -> Result<bool, ApiError> {
+    pub(super) async fn remove(&self, key: &ConfigKey, expected: &Expected) -> Result<bool, ApiError> {
         self.needs(Access::Write, key)?;
-        let change = self.context.registry.remove_config(&self.namespace, key, self.caller.name()).await?;
+        let change = self.context.registry.remove_config(&self.namespace, key, expected, self.caller.name()).await?;
         if change.wrote {
             self.audit("removeConfig", &key.to_string());
         }
@@ -129,77 +130,95 @@ impl Configs<'_> {
 }
 
 /// True if the caller may read an entry. Without the right, an entry is absent for it.
-fn may_read(caller: &Caller, namespace: &NamespaceName, key: &ConfigKey) -> bool {
+pub(super) fn may_read(caller: &Caller, namespace: &NamespaceName, key: &ConfigKey) -> bool {
     caller.may(Access::Read, Resource::config(&key.to_string()), namespace.as_str())
 }
 
-/// Returns the MD5 of the content that a caller at `address` gets; empty if there is none, or the caller may not read it.
+/// Returns the MD5 of the content that a client gets; empty if there is none, or the caller may not read it.
 pub(super) fn visible_md5(
     context: &Context,
     caller: &Caller,
     of: (&NamespaceName, &ConfigKey),
-    address: &str,
+    client: &ConfigClient,
 ) -> String {
     let (namespace, key) = of;
     if !may_read(caller, namespace, key) {
         return String::new();
     }
-    let found = context.registry.config_for(namespace, key, address).ok().flatten();
+    let found = context.registry.config_for(namespace, key, client).ok().flatten();
     found.map(|entry| entry.md5).unwrap_or_default()
 }
 
-/// Returns the entries of which the caller has another content, at once or as soon as there is one; none after `limit`.
-pub(super) async fn changed<'a>(
-    context: &Context,
-    caller: &Caller,
-    peer: IpAddr,
-    listened: &'a [Listened],
-    limit: Duration,
-) -> Result<Vec<&'a Listened>, ApiError> {
-    let address = peer.to_string();
-    let differs = |one: &Listened| visible_md5(context, caller, (&one.namespace, &one.key), &address) != one.md5;
-    wait_for(context, (caller, peer), listened, |one| (&one.namespace, &one.key), limit, differs).await
+/// A client that waits for entries. Its rights are decided again at each change, for tokens end while it waits.
+pub(super) struct Waiter<'a> {
+    pub(super) context: &'a Context,
+    pub(super) credentials: Credentials,
+    pub(super) peer: IpAddr,
+    pub(super) client: ConfigClient,
 }
 
-/// Returns those of `listened` for which `is_new` is true, at once or as soon as it is for one; none after `limit`. `name` returns their names.
-pub(super) async fn wait_for<'a, T>(
-    context: &Context,
-    (caller, peer): (&Caller, IpAddr),
-    listened: &'a [T],
-    name: impl Fn(&T) -> (&NamespaceName, &ConfigKey),
-    limit: Duration,
-    is_new: impl Fn(&T) -> bool,
-) -> Result<Vec<&'a T>, ApiError> {
-    // Listens before it looks: a change in between is found by one of the two.
-    let listener = context.registry.config_listener()?;
-    let mut places: HashMap<(NamespaceName, ConfigKey), Vec<usize>> = HashMap::with_capacity(listened.len());
-    for (index, one) in listened.iter().enumerate() {
-        let (namespace, key) = name(one);
-        listener.add(namespace, key);
-        places.entry((NamespaceName::of_config(namespace), key.clone())).or_default().push(index);
+impl Waiter<'_> {
+    /// Returns the entries of which the client has another content, at once or as soon as there is one; none after `limit`.
+    pub(super) async fn changed<'a>(
+        &self,
+        listened: &'a [Listened],
+        limit: Duration,
+    ) -> Result<Vec<&'a Listened>, ApiError> {
+        let differs = |caller: &Caller, one: &Listened| {
+            visible_md5(self.context, caller, (&one.namespace, &one.key), &self.client) != one.md5
+        };
+        self.wait_for(listened, |one| (&one.namespace, &one.key), limit, differs).await
     }
-    let mut found: Vec<&T> = listened.iter().filter(|one| is_new(one)).collect();
-    if !found.is_empty() || limit.is_zero() {
-        return Ok(found);
-    }
-    let deadline = Instant::now() + limit.min(context.limits.wait);
-    let waiting = async {
-        while tokio::time::timeout_at(deadline, listener.changed()).await.is_ok() {
-            while let Some(changed) = listener.pop() {
-                let indices = places.get(&changed).into_iter().flatten();
-                found.extend(indices.map(|index| &listened[*index]).filter(|one| is_new(one)));
-            }
-            if !found.is_empty() {
-                break;
-            }
+
+    /// Returns those of `listened` for which `is_new` is true, at once or as soon as it is for one that the client may read; none after `limit`.
+    /// `name` returns their names.
+    pub(super) async fn wait_for<'a, T>(
+        &self,
+        listened: &'a [T],
+        name: impl Fn(&T) -> (&NamespaceName, &ConfigKey),
+        limit: Duration,
+        is_new: impl Fn(&Caller, &T) -> bool,
+    ) -> Result<Vec<&'a T>, ApiError> {
+        let context = self.context;
+        let caller = self.credentials.identify(context)?;
+        // Listens before it looks: a change in between is found by one of the two.
+        let listener = context.registry.config_listener()?;
+        let mut places: HashMap<(NamespaceName, ConfigKey), Vec<usize>> = HashMap::with_capacity(listened.len());
+        for (index, one) in listened.iter().enumerate() {
+            let (namespace, key) = name(one);
+            listener.add(namespace, key);
+            places.entry((NamespaceName::of_config(namespace), key.clone())).or_default().push(index);
         }
-    };
-    let _place = context.place(Some(caller), peer)?;
-    let mut stopping = context.stopping.clone();
-    tokio::select! {
-        () = waiting => {}
-        // An error means that the server is gone, which is handled as a stop.
-        _ = stopping.wait_for(|stop| *stop) => {}
+        let mut found: Vec<&T> = listened.iter().filter(|one| is_new(&caller, one)).collect();
+        if !found.is_empty() || limit.is_zero() {
+            return Ok(found);
+        }
+        let deadline = Instant::now() + limit.min(context.limits.wait);
+        let is_told = |caller: &Caller, one: &T| {
+            let (namespace, key) = name(one);
+            // Without the right, nothing: not even that the entry has changed.
+            may_read(caller, namespace, key) && is_new(caller, one)
+        };
+        let waiting = async {
+            while tokio::time::timeout_at(deadline, listener.changed()).await.is_ok() {
+                let caller = self.credentials.identify(context).ok();
+                while let Some(changed) = listener.pop() {
+                    let Some(caller) = &caller else { continue };
+                    let indices = places.get(&changed).into_iter().flatten();
+                    found.extend(indices.map(|index| &listened[*index]).filter(|one| is_told(caller, one)));
+                }
+                if !found.is_empty() {
+                    break;
+                }
+            }
+        };
+        let _place = context.place(Some(&caller), self.peer)?;
+        let mut stopping = context.stopping.clone();
+        tokio::select! {
+            () = waiting => {}
+            // An error means that the server is gone, which is handled as a stop.
+            _ = stopping.wait_for(|stop| *stop) => {}
+        }
+        Ok(found)
     }
-    Ok(found)
 }

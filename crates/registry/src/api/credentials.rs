@@ -3,7 +3,7 @@
 use hyper::HeaderMap;
 
 use super::auth::Caller;
-use super::{ApiError, Context};
+use super::{ApiError, Context, Request};
 
 /// Credentials of a client: of an open stream, a connection or a watch. Tokens end while these go on.
 #[derive(Clone, PartialEq)]
@@ -15,6 +15,11 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
+    /// Takes the credentials of a request of the native front.
+    pub(super) fn of(request: &Request) -> Credentials {
+        Credentials { headers: request.headers.clone(), token: request.param("token").map(str::to_owned) }
+    }
+
     /// Identifies the caller with the present tokens.
     ///
     /// # Errors

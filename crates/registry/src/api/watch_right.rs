@@ -21,8 +21,7 @@ impl WatchRight {
 
     /// Takes the credentials of a request of the native front.
     pub(super) fn of(request: &Request, service: ServiceKey) -> WatchRight {
-        let token = request.param("token").map(str::to_owned);
-        WatchRight { credentials: Credentials { headers: request.headers.clone(), token }, service }
+        WatchRight { credentials: Credentials::of(request), service }
     }
 
     /// Returns the service.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
 
+use super::audience::Audience;
 use crate::error::WriteError;
 use crate::model::{Invalid, Revision, check_text, visible};
 
@@ -29,8 +30,6 @@ use crate::model::{Invalid, Revision, check_text, visible};
 /// Maximum number and length of an entry's tags.
 const MOST_TAGS: usize = 16;
 const TAG_BYTES: usize = 64;
-/// Maximum number of addresses of a gray release.
-const MOST_ADDRESSES: usize = 1000;
 
 /// An entry's name within its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,8 +113,8 @@ pub struct ConfigEntry {
     pub time: i64,
     /// Time of the first publication, in milliseconds since 1970.
     pub created: i64,
-    /// Addresses of the clients that get this content, for a gray release; empty for a version.
-    pub addresses: Vec<String>,
+    /// The clients that get this content, for a gray release; empty for a version.
+    pub audience: Audience,
     /// The removal, for the last version of a removed entry.
     pub removal: Option<Removal>,
     /// The revision of the row.
@@ -142,11 +141,6 @@ impl ConfigEntry {
     /// Returns the content as text.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.content).unwrap_or_default()
-    }
-
-    /// True if clients at `address` get this gray release.
-    pub(crate) fn is_for(&self, address: &str) -> bool {
-        self.addresses.iter().any(|one| one == address)
     }
 }
 
@@ -207,27 +201,6 @@ impl NewConfig {
     }
 }
 
-/// Checks the addresses of a gray release.
-///
-/// # Errors
-/// There is none, or are too many, or one is no address.
-pub(crate) fn check_addresses(addresses: &[String]) -> Result<(), Invalid> {
-    match addresses {
-        [] => Err(Invalid::Missing { what: "address of the gray release" }),
-        many if many.len() > MOST_ADDRESSES => {
-            Err(Invalid::TooLong { what: "addresses of the gray release", found: many.len(), limit: MOST_ADDRESSES })
-        }
-        some => match some.iter().find(|one| one.parse::<std::net::IpAddr>().is_err()) {
-            Some(found) => Err(Invalid::Value {
-                what: "address of the gray release",
-                found: found.chars().take(64).collect(),
-                expected: "an IP address",
-            }),
-            None => Ok(()),
-        },
-    }
-}
-
 /// Condition of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
@@ -235,6 +208,8 @@ pub enum Expected {
     Anything,
     /// The current content has this MD5.
     Md5(String),
+    /// The current row has this revision; 0: there is no entry.
+    Revision(Revision),
 }
 
 /// Reason why an entry was not changed.
@@ -252,6 +227,16 @@ pub enum ConfigError {
         expected: String,
         /// The MD5 found; empty if there is no entry.
         found: String,
+    },
+    /// The entry has another revision than expected.
+    #[error("{key} was not changed: expected the revision {expected}, found {found}; read it again")]
+    Stale {
+        /// The entry.
+        key: ConfigKey,
+        /// The expected revision.
+        expected: Revision,
+        /// The revision found; 0 if there is no entry.
+        found: Revision,
     },
     /// The history lacks the version.
     #[error("{key} has no version {version}")]
@@ -318,10 +303,6 @@ mod tests {
         ] {
             let error = new.check(&limits).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
-        }
-        for (addresses, good) in [(vec![], false), (vec!["10.0.0.1"], true), (vec!["::1"], true), (vec!["a"], false)] {
-            let addresses: Vec<String> = addresses.into_iter().map(str::to_owned).collect();
-            assert_eq!(check_addresses(&addresses).is_ok(), good, "{addresses:?}");
         }
         assert_eq!(md5_of(b"hello"), "5d41402abc4b2a76b9719d911017c592");
     }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! An entry is named by group and data id within a namespace. Each change gives it a new version; older versions are kept, so that a roll-back is a
-//! publication of an older content. A gray release is a second content, for clients at listed addresses.
+//! publication of an older content. A gray release is a second content, for the clients of
+//! its [`Audience`].
 //!
 //! Rows are keys of a reserved namespace (`NamespaceName::of_config`), so all stores hold them without a migration, and no key-value front
 //! reaches them:
@@ -26,11 +27,13 @@
 //! - A change wakes only listeners of its own entry.
 //! - No log, error or `Debug` output contains a content.
 
+mod audience;
 mod entry;
 mod listeners;
 mod row;
 
-pub(crate) use entry::check_addresses;
+pub(crate) use audience::TAG;
+pub use audience::{Audience, ConfigClient};
 pub use entry::{ConfigEntry, ConfigError, ConfigKey, ConfigLimits, Expected, NewConfig, Removal, md5_of};
 pub use listeners::Listener;
 pub(crate) use listeners::Listeners;

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::audience::Audience;
 use super::entry::{ConfigEntry, ConfigKey, Removal};
 use crate::model::Revision;
 
@@ -83,6 +84,8 @@ struct Head {
     made: i64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     removed: Option<Removal>,
 }
@@ -107,7 +110,8 @@ pub(crate) fn encode(entry: &ConfigEntry) -> Bytes {
         by: entry.author.clone(),
         at: entry.time,
         made: entry.created,
-        to: entry.addresses.clone(),
+        to: entry.audience.addresses().to_vec(),
+        labels: entry.audience.labels().to_vec(),
         removed: entry.removal.clone(),
     };
     // A struct of texts and numbers is always JSON.
@@ -138,7 +142,7 @@ pub(crate) fn decode(key: &ConfigKey, value: &Bytes, revision: Revision) -> Opti
         author: head.by,
         time: head.at,
         created: head.made,
-        addresses: head.to,
+        audience: Audience::stored(head.to, head.labels),
         removal: head.removed,
         revision,
     })
@@ -171,7 +175,8 @@ mod tests {
             let entry = ConfigEntry {
                 key: key.clone(), content: content.clone().into(), md5: "m".into(), kind, description: "d\nd".into(),
                 app: String::new(), tags: vec!["t".into()], secret, cipher_key: String::new(), version, restored: 3,
-                author: "a".into(), time: 1, created: 2, addresses: Vec::new(),
+                author: "a".into(), time: 1, created: 2,
+                audience: Audience::new(vec!["::1".into()], vec!["a=b".into()]).unwrap(),
                 removal: Some(Removal { author: "b".into(), time: 4 }), revision: Revision(7),
             };
             prop_assert_eq!(decode(&key, &encode(&entry), Revision(7)), Some(entry));

@@ -10,11 +10,11 @@ use super::Kv;
 use super::model::{Ask, Entry, Operation, Refusal, Verb};
 use super::state::{Space, Touched};
 use crate::configuration::{
-    ConfigEntry, ConfigError, ConfigKey, ConfigLimits, Expected, Listener, NewConfig, Place, Removal, check_addresses,
-    decode, encode, md5_of, place,
+    Audience, ConfigClient, ConfigEntry, ConfigError, ConfigKey, ConfigLimits, Expected, Listener, NewConfig, Place,
+    Removal, decode, encode, md5_of, place,
 };
 use crate::error::WriteError;
-use crate::model::{NamespaceName, Revision};
+use crate::model::{Invalid, NamespaceName, Revision};
 use crate::registry::{Registry, now_millis};
 
 /// Attempts before a change is given up.
@@ -69,6 +69,28 @@ impl Rows {
     /// Returns the newest version that is not current.
     fn last(&self) -> Option<&ConfigEntry> {
         self.removed.as_ref().or(self.versions.last())
+    }
+
+    /// Checks the condition of a change.
+    fn check(&self, key: &ConfigKey, expected: &Expected) -> Result<(), ConfigError> {
+        match expected {
+            Expected::Anything => Ok(()),
+            Expected::Md5(expected) => {
+                let found = self.current.as_ref().map_or("", |entry| &entry.md5);
+                if found == expected {
+                    return Ok(());
+                }
+                let (expected, found) = (expected.clone(), found.to_owned());
+                Err(ConfigError::Changed { key: key.clone(), expected, found })
+            }
+            Expected::Revision(expected) => {
+                let found = self.current.as_ref().map_or(Revision(0), |entry| entry.revision);
+                if found == *expected {
+                    return Ok(());
+                }
+                Err(ConfigError::Stale { key: key.clone(), expected: *expected, found })
+            }
+        }
     }
 
     fn version(&self, version: u64) -> Option<&ConfigEntry> {
@@ -148,7 +170,7 @@ fn next(rows: &Rows, key: &ConfigKey, new: &NewConfig, author: &str) -> ConfigEn
         author: author.to_owned(),
         time,
         created: base.map_or(time, |it| it.created),
-        addresses: Vec::new(),
+        audience: Audience::default(),
         removal: None,
         revision: Revision(0),
     }
@@ -165,7 +187,7 @@ fn stored(space: Option<&Space>, entry: ConfigEntry) -> ConfigEntry {
 fn is_same(one: &ConfigEntry, other: &ConfigEntry) -> bool {
     let of = |it: &ConfigEntry| {
         let texts = [it.kind.clone(), it.description.clone(), it.app.clone(), it.cipher_key.clone()];
-        (it.content.clone(), texts, it.tags.clone(), it.secret, it.addresses.clone())
+        (it.content.clone(), texts, it.tags.clone(), it.secret, it.audience.clone())
     };
     of(one) == of(other)
 }
@@ -208,7 +230,7 @@ impl Registry {
         self.with_config(namespace, |space| read(space, Place::Current, key))
     }
 
-    /// Returns the content for a client at `address`: that of the gray release, if it is for the client.
+    /// Returns the content for a client: that of the gray release, if it is for the client.
     ///
     /// # Errors
     /// The store holds no keys.
@@ -216,10 +238,10 @@ impl Registry {
         &self,
         namespace: &NamespaceName,
         key: &ConfigKey,
-        address: &str,
+        client: &ConfigClient,
     ) -> Result<Option<ConfigEntry>, WriteError> {
         self.with_config(namespace, |space| {
-            let gray = read(space, Place::Gray, key).filter(|gray| gray.is_for(address));
+            let gray = read(space, Place::Gray, key).filter(|gray| gray.audience.includes(client));
             gray.or_else(|| read(space, Place::Current, key))
         })
     }
@@ -282,13 +304,7 @@ impl Registry {
         let limits = self.config_limits();
         new.check(limits)?;
         self.change_config(namespace, key, |rows| {
-            if let Expected::Md5(expected) = expected {
-                let found = rows.current.as_ref().map_or("", |entry| &entry.md5);
-                if found != expected {
-                    let (expected, found) = (expected.clone(), found.to_owned());
-                    return Err(ConfigError::Changed { key: key.clone(), expected, found });
-                }
-            }
+            rows.check(key, expected)?;
             let next = next(rows, key, new, author);
             match &rows.current {
                 Some(current) if is_same(current, &next) => Ok((Vec::new(), Some(current.clone()))),
@@ -335,16 +351,18 @@ impl Registry {
     /// Removes an entry and its gray release. The last version is kept, to be rolled back to.
     ///
     /// # Errors
-    /// The write fails.
+    /// The condition does not hold, or the write fails.
     pub async fn remove_config(
         &self,
         namespace: &NamespaceName,
         key: &ConfigKey,
+        expected: &Expected,
         author: &str,
     ) -> Result<ConfigChange, ConfigError> {
         let limits = self.config_limits();
         let surplus = self.surplus_of_removed(namespace, limits)?;
         self.change_config(namespace, key, |rows| {
+            rows.check(key, expected)?;
             let mut operations = Vec::new();
             if rows.gray.is_some() {
                 operations.push(delete(Place::Gray, key));
@@ -381,22 +399,24 @@ impl Registry {
         Ok(rows.into_iter().take(surplus).filter_map(|(_, key)| place(key)).map(|(_, key)| key).collect())
     }
 
-    /// Publishes a content for clients at `addresses` only.
+    /// Publishes a content for the clients of an audience only.
     ///
     /// # Errors
-    /// A limit is exceeded, or the write fails.
+    /// The audience is empty, a limit is exceeded, or the write fails.
     pub async fn publish_gray_config(
         &self,
         namespace: &NamespaceName,
         key: &ConfigKey,
         new: &NewConfig,
-        addresses: &[String],
+        audience: &Audience,
         author: &str,
     ) -> Result<ConfigChange, ConfigError> {
         new.check(self.config_limits())?;
-        check_addresses(addresses)?;
+        if audience.is_empty() {
+            return Err(Invalid::Missing { what: "address or label of the gray release" }.into());
+        }
         self.change_config(namespace, key, |rows| {
-            let gray = ConfigEntry { addresses: addresses.to_vec(), ..next(rows, key, new, author) };
+            let gray = ConfigEntry { audience: audience.clone(), ..next(rows, key, new, author) };
             match &rows.gray {
                 Some(before) if is_same(before, &gray) => Ok((Vec::new(), Some(before.clone()))),
                 before => {

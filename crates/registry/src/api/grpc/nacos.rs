@@ -87,8 +87,10 @@ impl BiRequestStream for Nacos {
         let place = who.place(&context)?;
         // Ends at the first message that cannot be decoded, as when the client disconnects.
         let signs = request.into_inner().take_while(|message| std::future::ready(message.is_ok()));
-        let signs = signs.map(|message| match message.map(|payload| payload.metadata.unwrap_or_default()) {
-            Ok(metadata) => Sign::of(&metadata.r#type),
+        let signs = signs.map(|message| match message {
+            Ok(pb::Payload { metadata, body }) => {
+                Sign::of(&metadata.unwrap_or_default().r#type, &body.unwrap_or_default().value)
+            }
             Err(_) => Sign::Alive,
         });
         let (out, told) = mpsc::channel::<OutgoingMessage>(OUT);

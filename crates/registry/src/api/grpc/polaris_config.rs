@@ -7,6 +7,7 @@ use super::polaris::{Polaris, asking};
 use super::proto::polaris as pb;
 use super::proto::polaris::polaris_config_grpc_server::PolarisConfigGrpc;
 use super::{Answers, Who, while_running};
+use crate::api::credentials::Credentials;
 
 type Answer = Result<Response<pb::ConfigClientResponse>, Status>;
 
@@ -39,7 +40,8 @@ impl PolarisConfigGrpc for Polaris {
 
     async fn watch_config_files(&self, request: Request<pb::ClientWatchConfigFileRequest>) -> Answer {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.watch_config_files(request.get_ref()).await))
+        let credentials = Credentials { headers: who.headers.clone(), token: None };
+        Ok(Response::new(asking(&self.0, &who)?.watch_config_files(request.get_ref(), credentials).await))
     }
 
     async fn get_config_file_metadata_list(

@@ -16,7 +16,7 @@ mod silence;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -84,6 +84,8 @@ pub(in crate::api) struct Connection {
     resubscribed: Notify,
     /// The configuration entries that the client listens to.
     listening: Listening,
+    /// Labels of the client's set-up.
+    labels: OnceLock<Vec<(String, String)>>,
 }
 
 /// Credentials that were accepted.
@@ -135,6 +137,7 @@ impl Opened {
             telling: tokio::sync::Mutex::default(),
             resubscribed: Notify::new(),
             listening: Listening::new(&context.registry),
+            labels: OnceLock::new(),
         };
         Ok(Opened { connection: Arc::new(connection), context: Arc::clone(context) })
     }
@@ -201,6 +204,11 @@ impl Connection {
         let wait = async { state.wait_for(|state| *state != State::New).await.is_ok() };
         let _ = tokio::time::timeout(SETTING_UP, wait).await;
         if *self.state.borrow() == State::SetUp { Ok(()) } else { Err(Refusal::NoConnection) }
+    }
+
+    /// Returns the labels of the client's set-up.
+    fn labels(&self) -> Vec<(String, String)> {
+        self.labels.get().cloned().unwrap_or_default()
     }
 
     fn let_in(&self) -> Option<LetIn> {

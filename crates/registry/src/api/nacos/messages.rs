@@ -11,7 +11,7 @@ use super::naming::{Wanted, named};
 use super::wire::{self, Info, Sent, Service};
 use super::*;
 use crate::NamespaceName;
-use crate::configuration::{ConfigKey, Expected, NewConfig};
+use crate::configuration::{Audience, ConfigKey, Expected, NewConfig};
 
 /// The service of a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,15 +38,9 @@ pub(in crate::api) enum Asked {
     /// A list of service names.
     List { namespace: NamespaceName, group: String, page: u64, size: u64 },
     /// A query of a configuration entry.
-    ConfigQuery { namespace: NamespaceName, key: ConfigKey },
+    ConfigQuery { namespace: NamespaceName, key: ConfigKey, tag: String },
     /// A publication.
-    ConfigPublish {
-        namespace: NamespaceName,
-        key: ConfigKey,
-        new: Box<NewConfig>,
-        expected: Expected,
-        gray: Vec<String>,
-    },
+    ConfigPublish { namespace: NamespaceName, key: ConfigKey, new: Box<NewConfig>, expected: Expected, gray: Audience },
     /// A removal.
     ConfigRemove { namespace: NamespaceName, key: ConfigKey },
     /// The begin or end of listening to entries.
@@ -62,19 +56,31 @@ pub(in crate::api) struct Heard {
 }
 
 /// A message of the client on the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::api) enum Sign {
-    /// The set-up.
-    Setup,
+    /// The set-up, with the client's labels.
+    Setup(Vec<(String, String)>),
     /// Any other message, for example an answer to a push: a sign of life.
     Alive,
 }
 
 impl Sign {
-    /// Classifies a message by its name.
-    pub(in crate::api) fn of(kind: &str) -> Sign {
-        if kind == "ConnectionSetupRequest" { Sign::Setup } else { Sign::Alive }
+    /// Classifies a message by its name, and takes the labels of a set-up.
+    pub(in crate::api) fn of(kind: &str, json: &[u8]) -> Sign {
+        if kind != "ConnectionSetupRequest" {
+            return Sign::Alive;
+        }
+        let setup: SetupFields = serde_json::from_slice(json).unwrap_or_default();
+        let labels = setup.labels.unwrap_or_default().into_iter();
+        Sign::Setup(labels.filter_map(|(name, value)| Some((name, value?))).collect())
     }
+}
+
+/// Fields of a connection's set-up.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SetupFields {
+    labels: Option<BTreeMap<String, Option<String>>>,
 }
 
 /// Reason for refusing a request.
@@ -125,6 +131,7 @@ struct Message {
     data_id: Option<String>,
     group: Option<String>,
     tenant: Option<String>,
+    tag: Option<String>,
     content: Option<String>,
     cas_md5: Option<String>,
     addition_map: Option<BTreeMap<String, Option<String>>>,
@@ -203,7 +210,7 @@ impl Message {
             cipher_key: said("encryptedDataKey"),
         };
         let expected = self.cas_md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5);
-        let gray = config::list_of(&said("betaIps").unwrap_or_default());
+        let gray = config::audience(&said("betaIps").unwrap_or_default(), &said("tag").unwrap_or_default())?;
         Ok(Asked::ConfigPublish { namespace, key, new: Box::new(new), expected, gray })
     }
 
@@ -306,7 +313,7 @@ impl Asked {
             },
             CONFIG_QUERY => {
                 let (namespace, key) = message.entry()?;
-                Asked::ConfigQuery { namespace, key }
+                Asked::ConfigQuery { namespace, key, tag: message.tag.unwrap_or_default() }
             }
             CONFIG_PUBLISH => message.publication()?,
             CONFIG_REMOVE => {
@@ -493,14 +500,15 @@ mod tests {
     fn entries_of_real_clients() {
         let go = json!({
             "requestId": "3", "module": "config", "dataId": "app.yaml", "group": "", "tenant": "tenant-a", "content": "a: 1",
-            "casMd5": "", "additionMap": {"type": "yaml", "appName": null, "betaIps": "10.0.0.1, 10.0.0.2", "config_tags": "secret"},
+            "casMd5": "", "additionMap": {"type": "yaml", "appName": null, "betaIps": "10.0.0.1, 10.0.0.2", "tag": "blue", "config_tags": "secret"},
         });
         let Asked::ConfigPublish { namespace, key, new, expected, gray } = read(CONFIG_PUBLISH, &go).unwrap() else {
             panic!()
         };
         assert_eq!((namespace.as_str(), key.to_string().as_str()), ("tenant-a", "DEFAULT_GROUP/app.yaml"));
         assert_eq!((new.kind.as_deref(), &new.app, new.secret), (Some("yaml"), &None, Some(true)));
-        assert_eq!((expected, gray), (Expected::Anything, vec!["10.0.0.1".to_owned(), "10.0.0.2".to_owned()]));
+        assert_eq!((expected, gray.addresses()), (Expected::Anything, &["10.0.0.1".into(), "10.0.0.2".into()][..]));
+        assert_eq!(gray.labels(), ["Vipserver-Tag=blue"]);
         assert!(!format!("{new:?}").contains("a: 1"), "a content is in no log");
         let listen =
             json!({"listen": true, "configListenContexts": [{"dataId": "a", "group": "g", "md5": null, "tenant": ""}]});

@@ -1,8 +1,9 @@
 //! Configuration entries.
 
 use super::*;
-use crate::api::configs::{Configs, Listened, changed};
-use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
+use crate::api::configs::{Configs, Listened, Waiter};
+use crate::api::credentials::Credentials;
+use crate::configuration::{Audience, ConfigClient, ConfigEntry, ConfigKey, Expected, NewConfig};
 
 /// A publication.
 #[derive(serde::Deserialize)]
@@ -16,9 +17,11 @@ struct Publication {
     tags: Option<Vec<String>>,
     secret: Option<bool>,
     cipher_key: Option<String>,
-    /// Clients that get the content; without them it is for all.
+    /// Addresses and labels of the clients that get the content; without them it is for all.
     #[serde(default)]
     addresses: Vec<String>,
+    #[serde(default)]
+    labels: Vec<String>,
     /// MD5 of the content that this one replaces.
     if_md5: Option<String>,
 }
@@ -55,14 +58,15 @@ pub(super) async fn handle(
                 secret: body.secret.or_else(|| key.is_encrypted().then_some(true)),
                 cipher_key: body.cipher_key,
             };
-            let change = configs.publish(&key, &new, &expected, &body.addresses).await?;
+            let audience = Audience::new(body.addresses, body.labels)?;
+            let change = configs.publish(&key, &new, &expected, &audience).await?;
             Ok(Reply::ok(&json!({ "changed": change.wrote, "entry": change.entry.as_ref().map(shown) })))
         }
         Op::DeleteConfig => {
             let key = key()?;
             let existed = match request.flag("gray") {
                 true => configs.remove_gray(&key).await?,
-                false => configs.remove(&key).await?,
+                false => configs.remove(&key, &Expected::Anything).await?,
             };
             if existed { Ok(Reply::empty(StatusCode::NO_CONTENT)) } else { Err(missing(&key)) }
         }
@@ -94,7 +98,8 @@ fn shown(entry: &ConfigEntry) -> Value {
         "group": entry.key.group(), "id": entry.key.id(), "version": entry.version, "revision": entry.revision,
         "md5": entry.md5, "type": entry.kind, "description": entry.description, "app": entry.app, "tags": entry.tags,
         "secret": entry.secret, "author": entry.author, "time_ms": entry.time, "created_ms": entry.created,
-        "bytes": entry.content.len(), "restored": entry.restored, "addresses": entry.addresses,
+        "bytes": entry.content.len(), "restored": entry.restored, "addresses": entry.audience.addresses(),
+        "labels": entry.audience.labels(),
         "removed": entry.removal,
     })
 }
@@ -118,18 +123,21 @@ async fn list(configs: &Configs<'_>, request: &Request) -> Result<Reply, ApiErro
     Ok(Reply::ok(&json!({ "namespace": configs.namespace, "entries": entries, "next": next })))
 }
 
-/// Answers with the entry; with `md5`, once its content has another MD5, or after `wait`.
+/// Answers with the entry; with `md5`, once its content has another MD5, or after `wait`. Each `label` is one of the client, for gray releases.
 async fn get(configs: &Configs<'_>, request: &Request, key: &ConfigKey) -> Result<Reply, ApiError> {
-    let address = request.peer.to_string();
-    configs.get(key, &address)?.ok_or_else(|| missing(key))?;
+    let label = |text: &str| text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let client = ConfigClient::at(request.peer.to_string()).with(request.params("label").filter_map(label));
+    configs.get(key, &client)?.ok_or_else(|| missing(key))?;
     let mut waited = false;
-    if let Some(md5) = request.param("md5") {
+    if let Some(md5) = request.param("md5").filter(|_| !request.at_once) {
         let limit = request.duration("wait")?.unwrap_or(DEFAULT_WAIT);
         let listened = Listened { namespace: configs.namespace.clone(), key: key.clone(), md5: md5.to_owned() };
-        changed(configs.context, configs.caller, request.peer, std::slice::from_ref(&listened), limit).await?;
+        let (context, credentials) = (configs.context, Credentials::of(request));
+        let waiter = Waiter { context, credentials, peer: request.peer, client: client.clone() };
+        waiter.changed(std::slice::from_ref(&listened), limit).await?;
         waited = true;
     }
-    let entry = configs.get(key, &address)?.ok_or_else(|| missing(key))?;
+    let entry = configs.get(key, &client)?.ok_or_else(|| missing(key))?;
     let tag = format!("\"{}\"", entry.md5);
     Ok(Reply::ok(&with_content(&entry, true)).header(ETAG, tag).waited(waited))
 }

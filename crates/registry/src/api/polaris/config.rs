@@ -1,8 +1,9 @@
 //! Configuration files: entries, whose id is the file's name. A version is a release; drafts are not kept.
 
 use super::*;
-use crate::api::configs::{Configs, wait_for};
-use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
+use crate::api::configs::{Configs, Waiter, may_read};
+use crate::api::credentials::Credentials;
+use crate::configuration::{Audience, ConfigClient, ConfigEntry, ConfigKey, Expected, NewConfig};
 
 /// Time that a request waits for a change. Clients wait for twice as long.
 const WAIT: Duration = Duration::from_secs(30);
@@ -21,6 +22,7 @@ struct Watched {
     namespace: NamespaceName,
     key: ConfigKey,
     version: u64,
+    client: ConfigClient,
 }
 
 fn text(value: &Option<String>) -> &str {
@@ -76,9 +78,15 @@ impl Asking<'_> {
         Configs { context: self.context, caller: &self.caller, peer: self.peer, namespace: namespace.clone() }
     }
 
+    /// Returns the client that asks for a file. Its labels are the tags of the question.
+    fn client(&self, file: &pb::ClientConfigFileInfo) -> ConfigClient {
+        let labels = file.tags.iter().map(|tag| (text(&tag.key).to_owned(), text(&tag.value).to_owned()));
+        ConfigClient::at(self.peer.to_string()).with(labels)
+    }
+
     fn find(&self, file: &pb::ClientConfigFileInfo) -> Result<(NamespaceName, ConfigEntry), ApiError> {
         let (namespace, key) = of_file(file)?;
-        let found = self.configs(&namespace).get(&key, &self.peer.to_string())?;
+        let found = self.configs(&namespace).get(&key, &self.client(file))?;
         Ok((namespace, found.ok_or_else(|| missing(&key))?))
     }
 
@@ -96,8 +104,9 @@ impl Asking<'_> {
     pub(in crate::api) async fn watch_config_files(
         &self,
         asked: &pb::ClientWatchConfigFileRequest,
+        credentials: Credentials,
     ) -> pb::ConfigClientResponse {
-        match self.changed_file(asked).await {
+        match self.changed_file(asked, credentials).await {
             Ok(Some(changed)) => {
                 pb::ConfigClientResponse { config_file: Some(changed), ..reply(code::OK, "execute success") }
             }
@@ -109,6 +118,7 @@ impl Asking<'_> {
     async fn changed_file(
         &self,
         asked: &pb::ClientWatchConfigFileRequest,
+        credentials: Credentials,
     ) -> Result<Option<pb::ClientConfigFileInfo>, ApiError> {
         if asked.watch_files.len() > MOST_WATCHED {
             return Err(ApiError::bad(format!("watch_files: more than {MOST_WATCHED} files")));
@@ -118,19 +128,27 @@ impl Asking<'_> {
             .iter()
             .map(|file| {
                 let (namespace, key) = of_file(file)?;
-                Ok(Watched { namespace, key, version: file.version.unwrap_or(0) })
+                Ok(Watched { namespace, key, version: file.version.unwrap_or(0), client: self.client(file) })
             })
             .collect::<Result<_, ApiError>>()?;
         for file in &files {
             self.caller.enters(Access::Read, file.namespace.as_str())?;
         }
-        let address = self.peer.to_string();
+        let registry = &self.context.registry;
         // Without the right to read a file, it is absent.
-        let current = |file: &Watched| self.configs(&file.namespace).get(&file.key, &address).ok().flatten();
-        let is_new = |file: &Watched| current(file).is_some_and(|entry| entry.version > file.version);
-        let who = (&self.caller, self.peer);
-        let found = wait_for(self.context, who, &files, |file| (&file.namespace, &file.key), WAIT, is_new).await?;
-        Ok(found.first().and_then(|watched| Some(file(&watched.namespace, &current(watched)?, false))))
+        let current = |caller: &Caller, file: &Watched| {
+            let found = || registry.config_for(&file.namespace, &file.key, &file.client).ok().flatten();
+            may_read(caller, &file.namespace, &file.key).then(found).flatten()
+        };
+        let is_new =
+            |caller: &Caller, file: &Watched| current(caller, file).is_some_and(|entry| entry.version > file.version);
+        let client = ConfigClient::default();
+        let waiter = Waiter { context: self.context, credentials: credentials.clone(), peer: self.peer, client };
+        let found = waiter.wait_for(&files, |file| (&file.namespace, &file.key), WAIT, is_new).await?;
+        let Some(watched) = found.first() else { return Ok(None) };
+        // As of now: tokens end while a client waits.
+        let entry = current(&credentials.identify(self.context)?, watched);
+        Ok(entry.map(|entry| file(&watched.namespace, &entry, false)))
     }
 
     pub(in crate::api) async fn publish_config_file(
@@ -152,7 +170,7 @@ impl Asking<'_> {
                 ..NewConfig::default()
             };
             let expected = asked.md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5);
-            let change = self.configs(&namespace).publish(&key, &new, &expected, &[]).await?;
+            let change = self.configs(&namespace).publish(&key, &new, &expected, &Audience::default()).await?;
             Ok(change.entry.map(|entry| file(&namespace, &entry, false)))
         };
         match done.await {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use registry::configuration::{ConfigEntry, ConfigError, ConfigKey, Expected, NewConfig, md5_of};
+use registry::configuration::{
+    Audience, ConfigClient, ConfigEntry, ConfigError, ConfigKey, Expected, NewConfig, md5_of,
+};
 use registry::{ConfigLimits, NamespaceName, Registry, Settings, Store, StoreError, WriteError};
 
 use super::*;
@@ -68,6 +70,12 @@ async fn changes(one: &Registry, other: &Registry, mine: &NamespaceName, theirs:
     assert!(matches!(refused, Err(ConfigError::Changed { ref found, .. }) if *found == second.md5), "{refused:?}");
     let current = Expected::Md5(second.md5);
     other.publish_config(mine, &key("a"), &NewConfig::new("three"), &current, "bob").await.unwrap();
+    let stale = Expected::Revision(second.revision);
+    let refused = one.publish_config(mine, &key("a"), &NewConfig::new("x"), &stale, "ann").await;
+    assert!(matches!(refused, Err(ConfigError::Stale { .. })), "{refused:?}");
+    assert!(one.remove_config(mine, &key("a"), &stale, "ann").await.is_err());
+    let absent = Expected::Revision(Revision(0));
+    assert!(one.publish_config(mine, &key("a"), &NewConfig::new("x"), &absent, "ann").await.is_err());
     // The largest content, and what is beyond it.
     let large = "ü".repeat(1 << 19);
     assert_eq!(publish(one, mine, "large", &large).await.content.len(), 1 << 20);
@@ -76,8 +84,8 @@ async fn changes(one: &Registry, other: &Registry, mine: &NamespaceName, theirs:
     assert!(matches!(refused, Err(ConfigError::Write(WriteError::Invalid(_)))), "{refused:?}");
     other.kv_settle().await.unwrap();
     assert_eq!(other.config(mine, &key("large")).unwrap().unwrap().text(), large);
-    assert!(one.remove_config(mine, &key("large"), "ann").await.unwrap().wrote);
-    assert!(!other.remove_config(mine, &key("large"), "ann").await.unwrap().wrote);
+    assert!(one.remove_config(mine, &key("large"), &Expected::Anything, "ann").await.unwrap().wrote);
+    assert!(!other.remove_config(mine, &key("large"), &Expected::Anything, "ann").await.unwrap().wrote);
     let listed: Vec<String> = other.configs(mine, Some("g")).unwrap().iter().map(|it| it.key.to_string()).collect();
     assert_eq!(listed, ["g/a"]);
     assert!(other.configs(mine, Some("G")).unwrap().is_empty());
@@ -98,7 +106,7 @@ async fn history(one: &Registry, other: &Registry, mine: &NamespaceName) {
     let entry = back.entry.unwrap();
     assert_eq!((back.wrote, entry.version, entry.restored, entry.text()), (true, 7, 4, "v4"));
     assert_eq!(versions(one, mine, "h"), [(7, "v4".into()), text(6), text(5), text(4)]);
-    one.remove_config(mine, &key("h"), "bob").await.unwrap();
+    one.remove_config(mine, &key("h"), &Expected::Anything, "bob").await.unwrap();
     other.kv_settle().await.unwrap();
     let left = other.config_history(mine, &key("h")).unwrap();
     assert_eq!((left.len(), left[0].text(), left[0].removal.as_ref().unwrap().author.as_str()), (1, "v4", "bob"));
@@ -109,26 +117,30 @@ async fn history(one: &Registry, other: &Registry, mine: &NamespaceName) {
     // Only the last removed entries are kept.
     for id in ["r1", "r2", "r3"] {
         publish(other, mine, id, "x").await;
-        other.remove_config(mine, &key(id), "bob").await.unwrap();
+        other.remove_config(mine, &key(id), &Expected::Anything, "bob").await.unwrap();
     }
     let kept = ["r1", "r2", "r3"].map(|id| versions(other, mine, id).len());
     assert_eq!(kept, [0, 1, 1]);
 }
 
-/// A gray release is for its addresses only, and goes with the entry.
+/// A gray release is for its addresses and labels only, and goes with the entry.
 async fn gray(one: &Registry, mine: &NamespaceName) {
     publish(one, mine, "gray", "for all").await;
-    let address = ["10.0.0.7".to_owned()];
+    let audience = Audience::new(vec!["10.0.0.7".to_owned()], vec!["zone=a".to_owned()]).unwrap();
     let new = NewConfig::new("for some");
-    let given = one.publish_gray_config(mine, &key("gray"), &new, &address, "ann").await.unwrap();
-    assert_eq!(given.entry.unwrap().addresses, address);
-    let of = |address: &str| one.config_for(mine, &key("gray"), address).unwrap().unwrap().text().to_owned();
+    let given = one.publish_gray_config(mine, &key("gray"), &new, &audience, "ann").await.unwrap();
+    assert_eq!(given.entry.unwrap().audience, audience);
+    let at = |address: &str| ConfigClient::at(address);
+    let given = |client: &ConfigClient| one.config_for(mine, &key("gray"), client).unwrap().unwrap().text().to_owned();
+    let of = |address: &str| given(&at(address));
+    let labelled = |zone: &str| given(&at("10.0.0.8").with([("zone".to_owned(), zone.to_owned())]));
+    assert_eq!((labelled("a").as_str(), labelled("b").as_str()), ("for some", "for all"));
     assert_eq!((of("10.0.0.7").as_str(), of("10.0.0.8").as_str()), ("for some", "for all"));
     assert!(one.remove_gray_config(mine, &key("gray")).await.unwrap().wrote);
     assert_eq!(of("10.0.0.7"), "for all");
-    one.publish_gray_config(mine, &key("gray"), &new, &address, "ann").await.unwrap();
-    one.remove_config(mine, &key("gray"), "ann").await.unwrap();
-    assert_eq!(one.config_for(mine, &key("gray"), "10.0.0.7").unwrap(), None);
+    one.publish_gray_config(mine, &key("gray"), &new, &audience, "ann").await.unwrap();
+    one.remove_config(mine, &key("gray"), &Expected::Anything, "ann").await.unwrap();
+    assert_eq!(one.config_for(mine, &key("gray"), &at("10.0.0.7")).unwrap(), None);
 }
 
 /// Conditional changes at two nodes at once: none is lost, and no version is given twice.

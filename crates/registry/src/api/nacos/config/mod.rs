@@ -7,12 +7,13 @@ use hyper::header::{HeaderName, LAST_MODIFIED};
 use hyper::{Method, StatusCode};
 use serde_json::json;
 
-use super::super::configs::{Configs, Listened, changed};
+use super::super::configs::{Configs, Listened, Waiter};
+use super::super::credentials::Credentials;
 use super::super::reply::TEXT;
 use super::naming::named;
 use super::wire::{DEFAULT_GROUP, Fields};
 use super::*;
-use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
+use crate::configuration::{Audience, ConfigClient, ConfigEntry, ConfigKey, Expected, NewConfig, TAG};
 use answer::{detail, http_date, page, past};
 pub(super) use answer::{refused, result};
 pub(super) use listening::{parse, render};
@@ -25,6 +26,14 @@ const EARLIER: Duration = Duration::from_millis(500);
 /// Default and maximum number of entries in a page.
 const PAGE: u64 = 100;
 const LONGEST_PAGE: u64 = 500;
+
+/// Headers of clients over HTTP, and the labels that they stand for: the same as clients over gRPC send when they connect.
+const LABELS: [(&str, &str); 4] = [
+    ("vipserver-tag", TAG),
+    ("amory-tag", "Amory-Tag"),
+    ("location-tag", "Location-Tag"),
+    ("client-appname", "AppName"),
+];
 
 /// Version of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,9 +145,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Option<
 
 async fn answer(context: &Arc<Context>, request: &Request, api: Api, op: Op) -> Result<Reply, ApiError> {
     let fields = Fields::of(request)?;
-    // Some clients send user and password with each request, in a form where there is one.
-    let shown = fields.get("accessToken").or_else(|| fields.get("password"));
-    let caller = context.identify_by(&request.headers, shown)?;
+    let caller = context.identify_by(&request.headers, shown_token(&fields))?;
     let tenant = if api == Api::V1 { "tenant" } else { "namespaceId" };
     let namespace = named(fields.text(tenant))?;
     let configs = Configs { context, caller: &caller, peer: request.peer, namespace };
@@ -157,6 +164,17 @@ async fn answer(context: &Arc<Context>, request: &Request, api: Api, op: Op) -> 
         Op::Previous => call.version(|version| version.saturating_sub(1)),
         Op::Names => call.names().await,
     }
+}
+
+/// Returns the token of a request. Some clients send user and password with each request, in a form where there is one.
+fn shown_token(fields: &Fields) -> Option<&str> {
+    fields.get("accessToken").or_else(|| fields.get("password"))
+}
+
+/// Returns the audience of a publication: the addresses of a list with commas, and the clients with a tag.
+pub(super) fn audience(addresses: &str, tag: &str) -> Result<Audience, ApiError> {
+    let labels = if tag.is_empty() { Vec::new() } else { vec![format!("{TAG}={tag}")] };
+    Ok(Audience::new(list_of(addresses), labels)?)
 }
 
 /// Returns the name of an entry; an empty group is [`DEFAULT_GROUP`].
@@ -186,6 +204,20 @@ impl Call<'_> {
         }
     }
 
+    /// Returns the client, with the labels that clients over HTTP send as headers, and the tag that a request may name.
+    fn client(&self) -> ConfigClient {
+        let header = |name: &str| self.request.named_header(name).unwrap_or_default().to_owned();
+        let labels = LABELS.iter().map(|(header_name, label)| ((*label).to_owned(), header(header_name)));
+        let tag = (TAG.to_owned(), self.fields.text("tag").to_owned());
+        ConfigClient::at(self.request.peer.to_string()).with(labels.chain([tag]))
+    }
+
+    fn waiter(&self) -> Waiter<'_> {
+        let token = shown_token(&self.fields).map(str::to_owned);
+        let credentials = Credentials { headers: self.request.headers.clone(), token };
+        Waiter { context: self.configs.context, credentials, peer: self.request.peer, client: self.client() }
+    }
+
     fn missing(&self, key: &ConfigKey) -> ApiError {
         match self.api {
             // The words that clients of this version know.
@@ -205,9 +237,8 @@ impl Call<'_> {
             return self.gray();
         }
         let key = self.key()?;
-        let address = self.request.peer.to_string();
-        let entry = self.configs.get(&key, &address)?.ok_or_else(|| self.missing(&key))?;
-        let is_gray = !entry.addresses.is_empty();
+        let entry = self.configs.get(&key, &self.client())?.ok_or_else(|| self.missing(&key))?;
+        let is_gray = !entry.audience.is_empty();
         match self.api {
             Api::V2 => Ok(result(&json!(entry.text()))),
             Api::V3 => Ok(result(&json!({
@@ -246,8 +277,8 @@ impl Call<'_> {
         let [_, gray] = self.configs.both(&key)?;
         let gray = gray.ok_or_else(|| self.missing(&key))?;
         let mut shown = detail(&gray, self.configs.namespace.as_str(), true);
-        shown["betaIps"] = gray.addresses.join(",").into();
-        shown["grayRule"] = gray.addresses.join(",").into();
+        shown["betaIps"] = gray.audience.addresses().join(",").into();
+        shown["grayRule"] = [gray.audience.addresses(), gray.audience.labels()].concat().join(",").into();
         Ok(match self.api {
             Api::V1 => Reply::ok(&json!({ "code": 200, "message": "query beta ok", "data": shown })),
             _ => result(&shown),
@@ -281,7 +312,8 @@ impl Call<'_> {
             "" => Expected::Anything,
             md5 => Expected::Md5(md5.to_owned()),
         };
-        self.configs.publish(&key, &new, &expected, &list_of(self.said("betaIps"))).await?;
+        let audience = audience(self.said("betaIps"), self.fields.text("tag"))?;
+        self.configs.publish(&key, &new, &expected, &audience).await?;
         Ok(self.done())
     }
 
@@ -293,7 +325,7 @@ impl Call<'_> {
         if self.fields.text("beta") == "true" {
             return self.remove_gray().await;
         }
-        self.configs.remove(&self.key()?).await?;
+        self.configs.remove(&self.key()?, &Expected::Anything).await?;
         Ok(self.done())
     }
 
@@ -339,7 +371,7 @@ impl Call<'_> {
             self.configs.caller.enters(crate::rights::Access::Read, one.listened.namespace.as_str())?;
         }
         let entries: Vec<Listened> = listened.iter().map(|one| one.listened.clone()).collect();
-        let found = changed(self.configs.context, self.configs.caller, self.request.peer, &entries, limit).await?;
+        let found = self.waiter().changed(&entries, limit).await?;
         let is = |one: &&listening::Line| found.contains(&&one.listened);
         Ok(Reply::text(StatusCode::OK, render(listened.iter().filter(is))).waited(true))
     }

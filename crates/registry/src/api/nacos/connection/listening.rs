@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-use super::super::super::configs::{Configs, visible_md5};
+use super::super::super::configs::{Configs, may_read, visible_md5};
 use super::super::config::MOST_LISTENED;
 use super::super::messages::Heard;
 use super::*;
-use crate::configuration::{ConfigKey, Listener};
+use crate::configuration::{ConfigClient, ConfigKey, Expected, Listener, TAG};
 
 /// The client's words for "there is no such entry".
 const ABSENT: (u32, &str) = (300, "config data not exist");
@@ -28,8 +28,8 @@ pub(super) struct Listening {
 struct Known {
     namespace: NamespaceName,
     tenant: String,
-    /// Address of the client, for gray releases.
-    address: String,
+    /// The client, for gray releases.
+    client: ConfigClient,
     /// MD5 of the content that the client has, or was last told of.
     md5: String,
 }
@@ -63,12 +63,13 @@ impl Connection {
     ) -> Result<Content, Refusal> {
         let own = self.peer.to_string();
         let address = if address.parse::<IpAddr>().is_ok() { address } else { &own };
+        let client = ConfigClient::at(address).with(self.labels());
         let configs = |namespace| Configs { context, caller, peer: self.peer, namespace };
         match asked {
-            Asked::ConfigQuery { namespace, key } => {
-                let found = configs(namespace).get(&key, address)?;
+            Asked::ConfigQuery { namespace, key, tag } => {
+                let found = configs(namespace).get(&key, &client.with([(TAG.to_owned(), tag)]))?;
                 let entry = found.ok_or_else(|| Refusal::Own(ABSENT.0, ABSENT.1.to_owned()))?;
-                let is_gray = !entry.addresses.is_empty();
+                let is_gray = !entry.audience.is_empty();
                 Ok(json!({
                     "content": entry.text(), "contentType": entry.kind, "md5": entry.md5, "lastModified": entry.time,
                     "encryptedDataKey": entry.cipher_key, "isBeta": is_gray, "beta": is_gray,
@@ -83,12 +84,12 @@ impl Connection {
                 }
             }
             Asked::ConfigRemove { namespace, key } => {
-                configs(namespace).remove(&key).await?;
+                configs(namespace).remove(&key, &Expected::Anything).await?;
                 Ok(json!({}).into())
             }
             Asked::ConfigListen { begin, entries } => {
                 self.set_up().await?;
-                let changed = self.listen(context, caller, address, begin, entries)?;
+                let changed = self.listen(context, caller, &client, begin, entries)?;
                 Ok(json!({ "changedConfigs": changed }).into())
             }
             _ => Err(ApiError::NotImplemented("not a request about configuration".into()).into()),
@@ -100,7 +101,7 @@ impl Connection {
         &self,
         context: &Context,
         caller: &Caller,
-        address: &str,
+        client: &ConfigClient,
         begin: bool,
         entries: Vec<Heard>,
     ) -> Result<Vec<Value>, ApiError> {
@@ -127,12 +128,11 @@ impl Connection {
             }
             // Listens before it looks: a change in between is found by one of the two.
             listener.add(&namespace, &key);
-            let md5 = visible_md5(context, caller, (&namespace, &key), address);
+            let md5 = visible_md5(context, caller, (&namespace, &key), client);
             if md5 != listened.md5 {
                 changed.push(json!({ "dataId": key.id(), "group": key.group(), "tenant": tenant }));
             }
-            let address = address.to_owned();
-            heard.insert(name, Known { namespace, tenant, address, md5 });
+            heard.insert(name, Known { namespace, tenant, client: client.clone(), md5 });
         }
         Ok(changed)
     }
@@ -144,10 +144,14 @@ impl Connection {
         let mut heard = self.listening.heard();
         while let Some(name) = listener.pop() {
             let Some(known) = heard.get_mut(&name) else { continue };
-            let (key, address) = (&name.1, &known.address);
-            // Without the right to read an entry, it is absent.
-            let md5 = caller.as_ref().map(|caller| visible_md5(context, caller, (&known.namespace, key), address));
-            let md5 = md5.unwrap_or_default();
+            let key = &name.1;
+            // Without the right to read an entry, nothing: not even that the entry has changed.
+            let may_read = |caller: &&Caller| may_read(caller, &known.namespace, key);
+            let Some(caller) = caller.as_ref().filter(may_read) else {
+                known.md5 = String::new();
+                continue;
+            };
+            let md5 = visible_md5(context, caller, (&known.namespace, key), &known.client);
             if md5 == known.md5 {
                 continue;
             }

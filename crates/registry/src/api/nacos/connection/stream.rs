@@ -156,10 +156,9 @@ impl Connection {
         mut signs: impl Stream<Item = Sign> + Unpin,
         out: &mpsc::Sender<OutgoingMessage>,
     ) -> End {
-        match tokio::time::timeout(BEGIN, signs.next()).await {
-            Ok(Some(Sign::Setup)) => {}
-            _ => return End::Left,
-        }
+        let Ok(Some(Sign::Setup(labels))) = tokio::time::timeout(BEGIN, signs.next()).await else { return End::Left };
+        // A second stream of the connection is refused below: the labels of the first stay.
+        let _ = self.labels.set(labels);
         self.hear();
         let mut begun = false;
         self.state.send_if_modified(|state| {
