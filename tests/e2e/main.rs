@@ -80,6 +80,7 @@ mod registry_clients_nacos_ends;
 mod registry_clients_nacos_lists;
 mod registry_clients_xds;
 mod registry_config;
+mod registry_config_rights;
 mod registry_dns;
 mod registry_doors;
 mod registry_events;

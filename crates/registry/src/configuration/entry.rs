@@ -24,6 +24,8 @@ use crate::model::{Invalid, Revision, check_text, visible};
         pub history: usize = 10, range(0, 100);
         /// Removed entries kept for each namespace, with their last version.
         pub removed: usize = 1000, range(0, 10_000);
+        /// Prefix under which Consul's clients read and write the entries as keys: "config" for the keys config/GROUP/ID. Empty: they do not.
+        pub consul_keys: String = String::new();
     }
 }
 

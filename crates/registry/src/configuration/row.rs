@@ -24,12 +24,17 @@ impl Place {
     /// Returns the row's key.
     pub(crate) fn key(self, of: &ConfigKey) -> String {
         match self {
-            Place::Current => format!("c/{of}"),
+            Place::Current => Place::current(&of.to_string()),
             Place::Gray => format!("g/{of}"),
             // A name has no control character, so the tab ends it.
             Place::Version(version) => format!("{}{version:020}", Place::versions(of)),
             Place::Removed => format!("r/{of}"),
         }
+    }
+
+    /// Returns the prefix of the keys of all current versions whose name begins with `name`.
+    pub(crate) fn current(name: &str) -> String {
+        format!("c/{name}")
     }
 
     /// Returns the prefix of the keys of all older versions.

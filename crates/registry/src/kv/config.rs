@@ -9,13 +9,15 @@ use std::sync::Arc;
 use super::Kv;
 use super::model::{Ask, Entry, Operation, Refusal, Verb};
 use super::state::{Space, Touched};
+use super::watch::Subject;
 use crate::configuration::{
     Audience, ConfigClient, ConfigEntry, ConfigError, ConfigKey, ConfigLimits, Expected, Listener, NewConfig, Place,
     Removal, decode, encode, md5_of, place,
 };
-use crate::error::WriteError;
+use crate::error::{WatchError, WriteError};
 use crate::model::{Invalid, NamespaceName, Revision};
 use crate::registry::{Registry, now_millis};
+use tokio::time::Instant;
 
 /// Attempts before a change is given up.
 const ATTEMPTS: u32 = 32;
@@ -39,6 +41,33 @@ pub struct ConfigChange {
     pub entry: Option<ConfigEntry>,
     /// True if the change wrote anything.
     pub wrote: bool,
+}
+
+/// A choice of entries by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ConfigPrefix {
+    /// One entry.
+    One(ConfigKey),
+    /// The entries whose name, `GROUP/ID`, begins with a text.
+    All(String),
+}
+
+impl ConfigPrefix {
+    /// Returns the key, or the prefix of the keys, of the current versions' rows.
+    fn row(&self) -> String {
+        match self {
+            ConfigPrefix::One(key) => Place::Current.key(key),
+            ConfigPrefix::All(prefix) => Place::current(prefix),
+        }
+    }
+
+    /// True if a key whose row begins with [`ConfigPrefix::row`] is meant.
+    fn fits(&self, key: &ConfigKey) -> bool {
+        match self {
+            ConfigPrefix::One(one) => one == key,
+            ConfigPrefix::All(_) => true,
+        }
+    }
 }
 
 /// Operations of a change, and its result.
@@ -259,10 +288,60 @@ impl Registry {
     /// # Errors
     /// The store holds no keys.
     pub fn configs(&self, namespace: &NamespaceName, group: Option<&str>) -> Result<Vec<ConfigEntry>, WriteError> {
-        let prefix = group.map_or_else(|| "c/".to_owned(), |group| format!("c/{group}/"));
+        let prefix = Place::current(&group.map_or_else(String::new, |group| format!("{group}/")));
         // Rows are shared, so the lock is held for the copies of pointers only.
         let rows: Vec<Arc<Entry>> = self.with_config(namespace, |space| space.tree(&prefix).cloned().collect())?;
         Ok(rows.iter().filter_map(|row| parsed(row)).collect())
+    }
+
+    /// Returns the entries whose name begins with `prefix`, each with the revision that created its row, and their index, read together. Both are
+    /// made of the entries for which `is_seen` is true only: others neither show nor move the index.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub(crate) fn config_rows(
+        &self,
+        namespace: &NamespaceName,
+        prefix: &ConfigPrefix,
+        is_seen: impl Fn(&ConfigKey) -> bool,
+    ) -> Result<(Revision, Vec<(Revision, ConfigEntry)>), WriteError> {
+        let row_prefix = prefix.row();
+        let is_meant = |key: &ConfigKey| prefix.fits(key) && is_seen(key);
+        self.with_config(namespace, |space| {
+            let mut index = Revision(0);
+            for (key, revision) in space.gone(&row_prefix) {
+                if place(key).is_some_and(|(_, key)| is_meant(&key)) {
+                    index = index.max(revision);
+                }
+            }
+            let mut found = Vec::new();
+            for row in space.tree(&row_prefix) {
+                if let Some(entry) = parsed(row).filter(|entry| is_meant(&entry.key)) {
+                    index = index.max(row.modified);
+                    found.push((row.created, entry));
+                }
+            }
+            (index, found)
+        })
+    }
+
+    /// Waits until `has_changed` is true, which is asked again after each change of an entry that `prefix` names, or until `deadline`.
+    ///
+    /// # Errors
+    /// The registry stops; too many calls wait.
+    pub(crate) async fn config_wait(
+        &self,
+        namespace: &NamespaceName,
+        prefix: &ConfigPrefix,
+        has_changed: impl Fn() -> bool,
+        deadline: Instant,
+    ) -> Result<(), WatchError> {
+        let row = prefix.row().into();
+        let subject = match prefix {
+            ConfigPrefix::One(_) => Subject::Key(row),
+            ConfigPrefix::All(_) => Subject::Tree(row),
+        };
+        self.kv_wait_until(&NamespaceName::of_config(namespace), subject, has_changed, deadline).await
     }
 
     /// Returns all versions of an entry that are kept, newest first, with the current one or the removed one.

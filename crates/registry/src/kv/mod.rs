@@ -46,6 +46,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 pub use config::ConfigChange;
+pub(crate) use config::ConfigPrefix;
 pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS, TTL_MULTIPLE};
 pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
 pub(crate) use rules::{RuleWrite, RulesMark, rule_name};
@@ -395,13 +396,29 @@ impl Registry {
         deadline: Instant,
     ) -> Result<(), WatchError> {
         let Ok(kv) = self.kv() else { return Ok(()) };
+        let has_changed = || kv.index(namespace, &subject) > after;
+        self.kv_wait_until(namespace, subject.clone(), has_changed, deadline).await
+    }
+
+    /// Waits until `has_changed` is true, which is asked again after each change of `subject`, or until `deadline`.
+    ///
+    /// # Errors
+    /// The registry stops; too many calls wait.
+    pub(crate) async fn kv_wait_until(
+        &self,
+        namespace: &NamespaceName,
+        subject: Subject,
+        has_changed: impl Fn() -> bool,
+        deadline: Instant,
+    ) -> Result<(), WatchError> {
+        let Ok(kv) = self.kv() else { return Ok(()) };
         let _counted = self.begin_to_wait()?;
-        let watcher = kv.watchers.watch(namespace, subject.clone());
+        let watcher = kv.watchers.watch(namespace, subject);
         let mut stop = self.inner().stop.subscribe();
         loop {
             let mut woken = std::pin::pin!(watcher.notify.notified());
             woken.as_mut().enable();
-            if kv.index(namespace, &subject) > after {
+            if has_changed() {
                 return Ok(());
             }
             tokio::select! {

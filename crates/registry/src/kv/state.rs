@@ -156,6 +156,11 @@ impl Space {
         within(&self.entries, prefix).map(|(_, entry)| entry)
     }
 
+    /// Iterates over the deleted keys that begin with `prefix`, with the revisions of their deletion.
+    pub(crate) fn gone<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a Arc<str>, Revision)> {
+        within(&self.gone, prefix).map(|(key, revision)| (key, *revision))
+    }
+
     /// Iterates over the keys that a session holds, in order.
     pub(crate) fn held(&self, session: &str) -> impl Iterator<Item = &Arc<str>> {
         self.held.get(session).into_iter().flatten()

@@ -10,20 +10,23 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Blocked, Call, DEFAULT_WAIT, jitter};
+use super::{Blocked, Call, DEFAULT_WAIT, configuration, jitter};
 use crate::api::{ApiError, Reply};
 use crate::kv::{Entry, Given, Operation, Refusal, Subject, Verb};
 use crate::rights::{Access, Resource};
-use crate::{Revision, WriteError};
+use crate::{Revision, WatchError, WriteError};
 
 const NO_SNIFFING: HeaderName = HeaderName::from_static("x-content-type-options");
 const POLICY: HeaderName = HeaderName::from_static("content-security-policy");
-const ALLOW: &str = "GET, HEAD, PUT, DELETE";
+pub(super) const ALLOW: &str = "GET, HEAD, PUT, DELETE";
 
 pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
     // The raw path: a trailing slash is part of the key.
     let path = call.request.whole.as_str();
     let key = path.strip_prefix("/v1/kv").map(|rest| rest.strip_prefix('/').unwrap_or(rest)).unwrap_or_default();
+    if let Some(name) = configuration::name_of(call, key) {
+        return configuration::handle(call, key, name).await;
+    }
     match call.request.method {
         Method::GET | Method::HEAD => {
             call.caller.enters(Access::Read, call.namespace.as_str())?;
@@ -61,7 +64,7 @@ pub(super) fn show(entry: &Entry, with_value: bool) -> Value {
 }
 
 /// Rejects mutually exclusive parameters.
-fn one_of(call: &Call<'_>, parameters: &[&str]) -> Result<(), ApiError> {
+pub(super) fn one_of(call: &Call<'_>, parameters: &[&str]) -> Result<(), ApiError> {
     let given: Vec<&str> = parameters.iter().copied().filter(|name| call.request.param(name).is_some()).collect();
     if given.len() > 1 {
         return Err(ApiError::bad(format!("Conflicting flags: {}", given.join("&"))));
@@ -69,7 +72,7 @@ fn one_of(call: &Call<'_>, parameters: &[&str]) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn named(key: &str) -> Result<(), ApiError> {
+pub(super) fn named(key: &str) -> Result<(), ApiError> {
     if key.is_empty() { Err(ApiError::bad("Missing key name")) } else { Ok(()) }
 }
 
@@ -86,30 +89,43 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
         let (blocked, (_, entries)) = watched(call, Subject::Tree(key.into()), read, index).await?;
         let entries = call.readable(entries);
         if keys {
-            let separator = call.request.param("separator").or_else(|| call.request.param("seperator"));
-            let names = names(&entries, key, separator.unwrap_or_default());
-            let status = if names.is_empty() && !key.is_empty() { StatusCode::NOT_FOUND } else { StatusCode::OK };
-            return Ok(blocked.show(if status == StatusCode::OK { Reply::ok(&names) } else { Reply::empty(status) }));
+            return Ok(blocked.show(keys_below(call, &entries, key)));
         }
-        if entries.is_empty() {
-            return Ok(blocked.show(Reply::empty(StatusCode::NOT_FOUND)));
-        }
-        let shown: Vec<Value> = entries.iter().map(|entry| show(entry, true)).collect();
-        return Ok(blocked.show(Reply::ok(&shown)));
+        return Ok(blocked.show(list(&entries, |_| true)));
     }
     named(key)?;
     call.needs(Access::Read, Resource::key(key))?;
     let index = |(index, _): &(Revision, Option<Arc<Entry>>)| *index;
     let read = || registry.kv_get(&call.namespace, key);
     let (blocked, (_, entry)) = watched(call, Subject::Key(key.into()), read, index).await?;
-    let Some(entry) = entry else { return Ok(blocked.show(Reply::empty(StatusCode::NOT_FOUND))) };
-    if has("raw") {
+    Ok(blocked.show(one_key(call, entry.as_deref())))
+}
+
+/// Answers a query of one key.
+pub(super) fn one_key(call: &Call<'_>, entry: Option<&Entry>) -> Reply {
+    let Some(entry) = entry else { return Reply::empty(StatusCode::NOT_FOUND) };
+    if call.request.param("raw").is_some() {
         // No browser may interpret the value as a page.
         let reply = Reply::bytes(StatusCode::OK, HeaderValue::from_static("text/plain"), entry.value.clone());
-        let reply = reply.header(NO_SNIFFING, "nosniff").header(POLICY, "sandbox");
-        return Ok(blocked.show(reply));
+        return reply.header(NO_SNIFFING, "nosniff").header(POLICY, "sandbox");
     }
-    Ok(blocked.show(Reply::ok(&[show(&entry, true)])))
+    Reply::ok(&[show(entry, true)])
+}
+
+/// Answers a query of a tree, with the values of the entries for whose places `with_value` is true.
+pub(super) fn list(entries: &[Arc<Entry>], with_value: impl Fn(usize) -> bool) -> Reply {
+    if entries.is_empty() {
+        return Reply::empty(StatusCode::NOT_FOUND);
+    }
+    let shown: Vec<Value> = entries.iter().enumerate().map(|(at, entry)| show(entry, with_value(at))).collect();
+    Reply::ok(&shown)
+}
+
+/// Answers a query of the keys below a prefix, up to a separator.
+pub(super) fn keys_below(call: &Call<'_>, entries: &[Arc<Entry>], prefix: &str) -> Reply {
+    let separator = call.request.param("separator").or_else(|| call.request.param("seperator"));
+    let names = names(entries, prefix, separator.unwrap_or_default());
+    if names.is_empty() && !prefix.is_empty() { Reply::empty(StatusCode::NOT_FOUND) } else { Reply::ok(&names) }
 }
 
 impl Call<'_> {
@@ -143,6 +159,18 @@ pub(super) async fn watched<T>(
     read: impl Fn() -> Result<T, WriteError>,
     index: impl Fn(&T) -> Revision,
 ) -> Result<(Blocked, T), ApiError> {
+    let registry = &call.context.registry;
+    let wait = |after, deadline| registry.kv_wait(&call.namespace, subject, after, deadline);
+    blocking(call, read, index, wait).await
+}
+
+/// Answers a blocking query whose objects `read` and `index` return, and `wait` waits for: until their index is above a revision, or a deadline.
+pub(super) async fn blocking<T, F: Future<Output = Result<(), WatchError>>>(
+    call: &Call<'_>,
+    read: impl Fn() -> Result<T, WriteError>,
+    index: impl Fn(&T) -> Revision,
+    wait_for: impl FnOnce(Revision, Instant) -> F,
+) -> Result<(Blocked, T), ApiError> {
     let (registry, request) = (&call.context.registry, call.request);
     let wanted = Revision(request.number("index")?.unwrap_or(0));
     // A change known from another node must be applied here before the query can wait for the next one.
@@ -160,7 +188,8 @@ pub(super) async fn watched<T>(
     let wait = request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
     let wait = wait.min(call.context.limits.wait);
     let deadline = Instant::now() + (wait + jitter(wait)).min(call.context.limits.wait);
-    let changed = registry.kv_wait(&call.namespace, subject, wanted, deadline);
+    // Of what never existed, a client has index 1, which may be that of the first change of all.
+    let changed = wait_for(if now == Revision(0) { now } else { wanted }, deadline);
     call.context.hold(request, async { changed.await.map_err(ApiError::from) }).await?;
     let found = read()?;
     // Never lower than the client's index: it would start again for nothing.

@@ -10,6 +10,7 @@ mod acl;
 mod agent;
 mod catalog;
 mod checks;
+mod configuration;
 mod entry;
 mod events;
 mod filter;

@@ -9,7 +9,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::wire::Object;
-use super::{Call, kv};
+use super::{Call, configuration, kv};
 use crate::Revision;
 use crate::api::{ApiError, Reply};
 use crate::kv::{Entry, Given, MOST_OPERATIONS, Operation, Verb};
@@ -69,6 +69,9 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 /// Checks the caller's right to an operation. What is read is looked through afterwards, as at Consul.
 fn allowed(call: &Call<'_>, operation: &Operation) -> Result<(), ApiError> {
+    if configuration::name_of(call, &operation.key).is_some() {
+        return Err(ApiError::bad(format!("{}: a configuration entry is in no transaction", operation.key)));
+    }
     let key = Resource::key(&operation.key);
     match &operation.verb {
         Verb::Get | Verb::GetOrEmpty | Verb::GetTree => Ok(()),
