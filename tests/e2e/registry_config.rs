@@ -112,6 +112,17 @@ async fn registry_config_over_http() {
     let end = "/nacos/v3/admin/cs/config/beta?dataId=app.yaml&groupName=g&namespaceId=tenant-a";
     assert_eq!(send(&node, &first, "DELETE", end, "").await.status, 200);
     assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.body, "a: 1");
+    // One by a tag is for clients that show it.
+    assert_eq!(send(&node, &first, "POST", v1, &publish("tagged&tag=blue")).await.body, "true");
+    let tagged = async |tag: &str| {
+        let headers = [("Authorization", bearer.as_str()), ("Vipserver-Tag", tag)];
+        node.ask("GET", &at("tenant-a"), &headers, "").await.body
+    };
+    assert_eq!((tagged("blue").await.as_str(), tagged("red").await.as_str()), ("tagged", "a: 1"));
+    let by_parameter = send(&node, &first, "GET", &format!("{}&tag=blue", at("tenant-a")), "").await;
+    assert_eq!(by_parameter.body, "tagged");
+    let own_label = node.ask("GET", &format!("{own}?label=Vipserver-Tag%3Dblue"), &headers, "").await.json();
+    assert_eq!((&own_label["content"], &own_label["labels"]), (&json!("tagged"), &json!(["Vipserver-Tag=blue"])));
     assert_eq!(send(&node, &first, "DELETE", &at("tenant-a"), "").await.body, "true");
     assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.status, 404);
     let log = std::fs::read_to_string(node.process().log()).unwrap();
@@ -164,6 +175,59 @@ async fn registry_config_is_imported() {
     let entry = to.get("/v1/namespaces/tenant-a/configs/g/id-2").await.json();
     let found = [&entry["content"], &entry["type"], &entry["description"], &entry["tags"], &entry["version"]];
     assert_eq!(found, [&json!("{\"n\":2}"), &json!("json"), &json!("d"), &json!(["t"]), &json!(1)]);
+}
+
+/// An export with entries and their history makes the same in a registry on another kind of store, and may be imported again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_config_moves_to_another_store() {
+    let server = kingpost_tests::Cluster::builder().replicas(0).start().await;
+    let from = RegistryNode::start("").await;
+    let to = RegistryNode::start_on(Some(&server.primary().endpoint().url()), "").await;
+    let _logs = (ShowLogs(from.dir()), ShowLogs(to.dir()));
+    let at = |id: &str| format!("/v1/namespaces/moved/configs/g/{id}");
+    for n in 1..=3 {
+        let body =
+            json!({ "content": format!("a: {n}\nü"), "type": "yaml", "tags": ["t"], "description": "d" }).to_string();
+        assert_eq!(from.ask("PUT", &at("a"), &[], &body).await.status, 200);
+    }
+    let gray = json!({ "content": "gray", "addresses": ["127.0.0.1"] }).to_string();
+    assert_eq!(from.ask("PUT", &at("a"), &[], &gray).await.status, 200);
+    for n in 1..=2 {
+        let body = json!({ "content": format!("hunter{n}"), "secret": true, "cipher_key": "k" }).to_string();
+        assert_eq!(from.ask("PUT", &at("s"), &[], &body).await.status, 200);
+    }
+    let (source, target) = (from.url(), to.url());
+    let run = async |arguments: Vec<String>| {
+        let output = tokio::task::spawn_blocking(move || {
+            Kingpost::run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        });
+        let output = output.await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        (String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let export = |url: &str, more: &[&str]| {
+        let usual = ["registry", "export", "--url", url, "-n", "moved"].into_iter();
+        usual.chain(more.iter().copied()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(run(export(&source, &[])).await.0, "", "entries only if told");
+    let (exported, _) = run(export(&source, &["--configs", "--history"])).await;
+    let file = to.dir().join("export.jsonl");
+    std::fs::write(&file, &exported).unwrap();
+    for expected in ["2 configuration entries published, 0 were", "0 configuration entries published, 2 were"] {
+        let import = ["registry", "import", file.to_str().unwrap(), "--url", &target].map(str::to_owned);
+        let said = run(import.to_vec()).await.1;
+        assert!(said.contains(expected), "{said}");
+    }
+    assert_eq!(run(export(&target, &["--configs", "--history"])).await.0, exported);
+    let versions = to.get(&format!("{}/history", at("a"))).await.json();
+    let contents: Vec<&Value> = versions["versions"].as_array().unwrap().iter().map(|one| &one["content"]).collect();
+    assert_eq!(contents, ["a: 3\nü", "a: 2\nü", "a: 1\nü"]);
+    let secret = to.get(&at("s")).await.json();
+    assert_eq!(
+        (&secret["content"], &secret["secret"], &secret["cipher_key"]),
+        (&json!("hunter2"), &json!(true), &json!("k"))
+    );
 }
 
 /// Policies decide by group and data id, and lists leave out what a token may not read.
@@ -247,7 +311,7 @@ async fn registry_config_nacos_java_clients() {
     }
 }
 
-/// polaris-java reads and listens. This version publishes drafts only, which are not kept here, and sends no token.
+/// polaris-java reads and listens, and sends no token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_config_polaris_java_clients() {

@@ -60,6 +60,12 @@ pub enum RegistryCommand {
         /// Only this namespace
         #[arg(long, short, value_name = "NAME")]
         namespace: Option<String>,
+        /// Also the configuration entries of the namespaces; contents of secrets are among them
+        #[arg(long)]
+        configs: bool,
+        /// With the older versions of the entries that are kept
+        #[arg(long, requires = "configs")]
+        history: bool,
     },
     /// Registers the instances of JSON lines, or those that a running Consul or Eureka has
     ///

@@ -43,7 +43,9 @@ pub async fn run(command: &RegistryCommand) -> Result<(), Failure> {
             list(&of(remote)?, namespace, service.as_deref(), meta, *json).await
         }
         RegistryCommand::Watch { remote, namespace, service } => watch(&of(remote)?, namespace, service).await,
-        RegistryCommand::Export { remote, namespace } => export(&of(remote)?, namespace.as_deref()).await,
+        RegistryCommand::Export { remote, namespace, configs: with, history } => {
+            export(&of(remote)?, namespace.as_deref(), with.then_some(*history)).await
+        }
         RegistryCommand::Import(args) => import::run(&of(&args.remote)?, args).await,
         RegistryCommand::Agent { remote, namespace, ttl } => agent::run(&of(remote)?, namespace, *ttl).await,
         RegistryCommand::Config { command } => configs::run(command).await,
@@ -228,7 +230,8 @@ async fn watch(remote: &Remote, namespace: &str, service: &str) -> Result<(), Fa
     Err(Failure::runtime("the registry ended the watch"))
 }
 
-async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure> {
+/// Prints the instances of one or all namespaces, and with `history` their configuration entries; with their older versions if it is true.
+async fn export(remote: &Remote, namespace: Option<&str>, history: Option<bool>) -> Result<(), Failure> {
     let namespaces = match namespace {
         Some(namespace) => vec![namespace.to_owned()],
         None => {
@@ -250,6 +253,9 @@ async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure>
             for instance in whole["instances"].as_array().into_iter().flatten() {
                 terminal::line(line_of(&namespace, instance));
             }
+        }
+        if let Some(history) = history {
+            configs::export(remote, &namespace, history).await?;
         }
     }
     Ok(())

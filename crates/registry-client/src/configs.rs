@@ -40,16 +40,86 @@ fn path_of(namespace: &str, group: &str, id: &str) -> String {
 }
 
 async fn list(remote: &Remote, namespace: &str) -> Result<(), Failure> {
-    let mut from = String::new();
-    loop {
-        let path = format!("/v1/namespaces/{}/configs?from={}", segment(namespace), segment(&from));
-        let page = remote.ask(Method::GET, &path, None).await?;
-        page["entries"].as_array().into_iter().flatten().for_each(|entry| terminal::line(entry.to_string()));
-        match page["next"].as_str() {
-            Some(next) => next.clone_into(&mut from),
-            None => return Ok(()),
+    let mut from = Some(String::new());
+    while let Some(after) = from {
+        let entries;
+        (entries, from) = page(remote, namespace, &after).await?;
+        entries.iter().for_each(|entry| terminal::line(entry.to_string()));
+    }
+    Ok(())
+}
+
+/// Reads a page of a namespace's entries, and the name after which the next one begins.
+async fn page(remote: &Remote, namespace: &str, after: &str) -> Result<(Vec<Value>, Option<String>), Failure> {
+    let path = format!("/v1/namespaces/{}/configs?from={}", segment(namespace), segment(after));
+    let mut page = remote.ask(Method::GET, &path, None).await?;
+    let next = page["next"].as_str().map(str::to_owned);
+    Ok((page["entries"].as_array_mut().map(std::mem::take).unwrap_or_default(), next))
+}
+
+/// Prints a line for each entry of a namespace; with the older versions that are kept, oldest first, if `history` is true. A secret's older versions
+/// have no content, and are left out.
+pub(super) async fn export(remote: &Remote, namespace: &str, history: bool) -> Result<(), Failure> {
+    let mut from = Some(String::new());
+    while let Some(after) = from {
+        let entries;
+        (entries, from) = page(remote, namespace, &after).await?;
+        for entry in entries {
+            let name = |key: &str| entry[key].as_str().unwrap_or_default();
+            let path = path_of(namespace, name("group"), name("id"));
+            // Not the content of a gray release that is for this client.
+            let whole = remote.ask(Method::GET, &format!("{path}?current"), None).await?;
+            let mut line = line_of(&whole);
+            if history {
+                let found = remote.ask(Method::GET, &format!("{path}/history"), None).await?;
+                let older = found["versions"].as_array().into_iter().flatten();
+                let older = older.filter(|one| one["version"] != whole["version"] && one["content"].is_string());
+                let mut older: Vec<Value> = older.map(publication).collect();
+                older.reverse();
+                line["versions"] = older.into();
+            }
+            terminal::line(json!({ "namespace": namespace, "config": line }));
         }
     }
+    Ok(())
+}
+
+/// Returns an entry as it is exported: its name, and the publication that makes it again.
+fn line_of(entry: &Value) -> Value {
+    let mut line = publication(entry);
+    for field in ["group", "id"] {
+        line[field] = entry[field].clone();
+    }
+    line
+}
+
+/// Returns the publication that makes a version again.
+fn publication(version: &Value) -> Value {
+    let mut body = json!({});
+    for field in ["content", "type", "description", "app", "tags", "secret", "cipher_key"] {
+        if let Some(value) = version.get(field).filter(|value| !value.is_null()) {
+            body[field] = value.clone();
+        }
+    }
+    body
+}
+
+/// Publishes an entry of an exported line, with its older versions first if the registry has no such entry. True if anything changed.
+pub(super) async fn publish(remote: &Remote, namespace: &str, line: &Value) -> Result<bool, Failure> {
+    let name = |key: &str| {
+        let missing = || Failure::runtime(format!("config.{key}: expected text"));
+        line[key].as_str().filter(|text| !text.is_empty()).ok_or_else(missing)
+    };
+    let path = path_of(namespace, name("group")?, name("id")?);
+    if let Some(older) = line["versions"].as_array().filter(|older| !older.is_empty())
+        && remote.ask(Method::GET, &format!("{path}?current"), None).await.is_err()
+    {
+        for version in older {
+            remote.ask(Method::PUT, &path, Some(&publication(version))).await?;
+        }
+    }
+    let answer = remote.ask(Method::PUT, &path, Some(&publication(line))).await?;
+    Ok(answer["changed"] == true)
 }
 
 /// A Nacos to import from.
@@ -202,6 +272,18 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn an_exported_entry_makes_the_same_again() {
+        let shown = json!({
+            "group": "g", "id": "a", "content": "x", "type": "yaml", "description": "", "tags": [], "secret": true, "version": 7, "md5": "m",
+            "author": "ann", "addresses": [],
+        });
+        let body = json!({ "content": "x", "type": "yaml", "description": "", "tags": [], "secret": true });
+        assert_eq!(publication(&shown), body);
+        let line = line_of(&shown);
+        assert_eq!((&line["group"], &line["id"], publication(&line)), (&json!("g"), &json!("a"), body));
+    }
 
     #[test]
     fn entries_of_nacos() {

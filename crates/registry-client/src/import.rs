@@ -9,6 +9,7 @@ use registry::api::identity;
 use serde_json::{Map, Value, json};
 
 use super::client::{BATCH, LONGEST, all_done, report};
+use super::configs;
 use crate::args::ImportArgs;
 use process::Failure;
 use process::http::{Remote, segment};
@@ -18,15 +19,19 @@ use process::terminal;
 const MOST_SERVICES: usize = 100_000;
 
 pub(crate) async fn run(remote: &Remote, args: &ImportArgs) -> Result<(), Failure> {
-    let mut batches = Batches { remote, namespace: String::new(), waiting: Vec::new(), sent: 0, failed: 0, same: 0 };
+    let mut batches =
+        Batches { remote, namespace: String::new(), waiting: Vec::new(), sent: 0, failed: 0, same: 0, entries: [0; 2] };
     match (&args.from_consul, &args.from_eureka) {
         (Some(url), _) => consul(url, args, &mut batches).await?,
         (None, Some(url)) => eureka(url, args, &mut batches).await?,
         (None, None) => lines(args.file.as_deref(), &mut batches).await?,
     }
     batches.send().await?;
-    let Batches { sent, failed, same, .. } = batches;
+    let Batches { sent, failed, same, entries: [published, there], .. } = batches;
     terminal::note(format_args!("{} of {sent} instances registered, {same} of them were there already", sent - failed));
+    if published + there > 0 {
+        terminal::note(format_args!("{published} configuration entries published, {there} were there already"));
+    }
     all_done(failed)
 }
 
@@ -38,6 +43,8 @@ struct Batches<'a> {
     sent: u64,
     failed: u64,
     same: u64,
+    /// Numbers of configuration entries that were published, and that were there already.
+    entries: [u64; 2],
 }
 
 impl Batches<'_> {
@@ -90,7 +97,14 @@ async fn lines(file: Option<&Path>, batches: &mut Batches<'_>) -> Result<(), Fai
         }
         let (namespace, instance) =
             parse_line(text).map_err(|why| Failure::runtime(format!("line {number}: {why}")))?;
-        batches.push(&namespace, instance).await?;
+        match instance.get("config") {
+            Some(entry) => {
+                let published = configs::publish(batches.remote, &namespace, entry).await;
+                let published = published.map_err(|error| Failure::runtime(format!("line {number}: {error}")))?;
+                batches.entries[usize::from(!published)] += 1;
+            }
+            None => batches.push(&namespace, instance).await?,
+        }
     }
 }
 

@@ -108,6 +108,9 @@ fn with_content(entry: &ConfigEntry, with: bool) -> Value {
     let mut value = shown(entry);
     if with {
         value["content"] = entry.text().into();
+        if !entry.cipher_key.is_empty() {
+            value["cipher_key"] = entry.cipher_key.as_str().into();
+        }
     }
     value
 }
@@ -123,10 +126,15 @@ async fn list(configs: &Configs<'_>, request: &Request) -> Result<Reply, ApiErro
     Ok(Reply::ok(&json!({ "namespace": configs.namespace, "entries": entries, "next": next })))
 }
 
-/// Answers with the entry; with `md5`, once its content has another MD5, or after `wait`. Each `label` is one of the client, for gray releases.
+/// Answers with the entry; with `md5`, once its content has another MD5, or after `wait`. Each `label` is one of the client, for gray releases; with
+/// `current` it is of none.
 async fn get(configs: &Configs<'_>, request: &Request, key: &ConfigKey) -> Result<Reply, ApiError> {
     let label = |text: &str| text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let client = ConfigClient::at(request.peer.to_string()).with(request.params("label").filter_map(label));
+    let client = match request.flag("current") {
+        // Of no gray release.
+        true => ConfigClient::default(),
+        false => ConfigClient::at(request.peer.to_string()).with(request.params("label").filter_map(label)),
+    };
     configs.get(key, &client)?.ok_or_else(|| missing(key))?;
     let mut waited = false;
     if let Some(md5) = request.param("md5").filter(|_| !request.at_once) {
