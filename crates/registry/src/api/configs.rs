@@ -99,6 +99,25 @@ impl Configs<'_> {
         Ok(change)
     }
 
+    /// Writes a draft; `create`: only if there is no such entry, otherwise only if there is one.
+    pub(super) async fn draft(&self, key: &ConfigKey, new: &NewConfig, create: bool) -> Result<(), ApiError> {
+        self.needs(Access::Write, key)?;
+        let author = self.caller.name();
+        let change = self.context.registry.draft_config(&self.namespace, key, new, create, author).await?;
+        if change.wrote {
+            self.audit("draftConfig", &key.to_string());
+        }
+        Ok(())
+    }
+
+    /// Publishes the draft.
+    pub(super) async fn release(&self, key: &ConfigKey) -> Result<ConfigChange, ApiError> {
+        self.needs(Access::Write, key)?;
+        let change = self.context.registry.release_config(&self.namespace, key, self.caller.name()).await?;
+        self.audit_version("publishConfig", &change);
+        Ok(change)
+    }
+
     /// Publishes an older version again.
     pub(super) async fn roll_back(&self, key: &ConfigKey, version: u64) -> Result<ConfigChange, ApiError> {
         self.needs(Access::Write, key)?;

@@ -186,8 +186,10 @@ impl From<ConfigError> for ApiError {
     fn from(error: ConfigError) -> ApiError {
         match error {
             ConfigError::Write(error) => error.into(),
-            ConfigError::Changed { .. } | ConfigError::Stale { .. } => ApiError::Conflict(error.to_string()),
-            ConfigError::NoVersion { .. } => ApiError::Missing(error.to_string()),
+            ConfigError::Changed { .. } | ConfigError::Stale { .. } | ConfigError::Exists { .. } => {
+                ApiError::Conflict(error.to_string())
+            }
+            ConfigError::NoVersion { .. } | ConfigError::Absent { .. } => ApiError::Missing(error.to_string()),
         }
     }
 }

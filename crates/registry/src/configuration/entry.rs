@@ -16,7 +16,7 @@ use crate::model::{Invalid, Revision, check_text, visible};
     pub struct ConfigLimits: Default {
         /// Bytes of one entry's content: up to 4 MiB. A form has up to three bytes for one of them: registry.body_bytes must allow it.
         pub content_bytes: usize = 1 << 20, range(0, 4 << 20);
-        /// Rows of a namespace: each entry is one, and each gray release, older version and removed entry that is kept.
+        /// Rows of a namespace: each entry is one, and each gray release, draft, older version and removed entry that is kept.
         pub rows: usize = 1_000_000, range(0, 1 << 30);
         /// Bytes of all rows of a namespace.
         pub bytes: usize = 256 << 20, range(0, 1 << 40);
@@ -239,6 +239,18 @@ pub enum ConfigError {
         expected: Revision,
         /// The revision found; 0 if there is no entry.
         found: Revision,
+    },
+    /// The entry to create exists.
+    #[error("{key} exists, as a version or as a draft")]
+    Exists {
+        /// The entry.
+        key: ConfigKey,
+    },
+    /// The entry to change or to release does not exist.
+    #[error("{key} does not exist, neither as a version nor as a draft")]
+    Absent {
+        /// The entry.
+        key: ConfigKey,
     },
     /// The history lacks the version.
     #[error("{key} has no version {version}")]

@@ -16,6 +16,7 @@
 //! ```text
 //!  c/GROUP/ID             the current version
 //!  g/GROUP/ID             the gray release
+//!  d/GROUP/ID             the draft: a content that no client gets until it is released
 //!  h/GROUP/ID TAB 00012   version 12, written when version 13 replaced it
 //!  r/GROUP/ID             the last version of a removed entry
 //! ```

@@ -14,6 +14,8 @@ pub(crate) enum Place {
     Current,
     /// The gray release.
     Gray,
+    /// A content that was written and not released yet.
+    Draft,
     /// An older version.
     Version(u64),
     /// The last version of a removed entry.
@@ -26,6 +28,7 @@ impl Place {
         match self {
             Place::Current => Place::current(&of.to_string()),
             Place::Gray => format!("g/{of}"),
+            Place::Draft => format!("d/{of}"),
             // A name has no control character, so the tab ends it.
             Place::Version(version) => format!("{}{version:020}", Place::versions(of)),
             Place::Removed => format!("r/{of}"),
@@ -57,6 +60,7 @@ pub(crate) fn place(key: &str) -> Option<(Place, ConfigKey)> {
     let place = match kind {
         "c" => Place::Current,
         "g" => Place::Gray,
+        "d" => Place::Draft,
         "h" => Place::Version(version),
         "r" => Place::Removed,
         _ => return None,
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn keys_come_apart_where_they_were_put_together() {
         let key = ConfigKey::new("g", "conf/a b.yaml").unwrap();
-        for kind in [Place::Current, Place::Gray, Place::Version(12), Place::Removed] {
+        for kind in [Place::Current, Place::Gray, Place::Draft, Place::Version(12), Place::Removed] {
             assert_eq!(place(&kind.key(&key)), Some((kind, key.clone())));
         }
         assert!(Place::Version(9).key(&key) < Place::Version(10).key(&key));

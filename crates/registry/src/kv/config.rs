@@ -29,6 +29,7 @@ const TEXT: &str = "text";
 struct Rows {
     current: Option<ConfigEntry>,
     gray: Option<ConfigEntry>,
+    draft: Option<ConfigEntry>,
     removed: Option<ConfigEntry>,
     /// Older versions, oldest first.
     versions: Vec<ConfigEntry>,
@@ -90,6 +91,7 @@ impl Rows {
         Rows {
             current: read(space, Place::Current, key),
             gray: read(space, Place::Gray, key),
+            draft: read(space, Place::Draft, key),
             removed: read(space, Place::Removed, key),
             versions: space.tree(&Place::versions(key)).filter_map(|row| parsed(row)).collect(),
         }
@@ -205,9 +207,23 @@ fn next(rows: &Rows, key: &ConfigKey, new: &NewConfig, author: &str) -> ConfigEn
     }
 }
 
+/// Returns the publication of a version's, or a draft's, content.
+fn publication_of(entry: &ConfigEntry, rows: &Rows) -> NewConfig {
+    NewConfig {
+        content: entry.text().to_owned(),
+        kind: Some(entry.kind.clone()),
+        description: Some(entry.description.clone()),
+        app: Some(entry.app.clone()),
+        tags: Some(entry.tags.clone()),
+        // A secret stays one, whatever the other content was.
+        secret: Some(entry.secret || rows.current.as_ref().is_some_and(|current| current.secret)),
+        cipher_key: Some(entry.cipher_key.clone()),
+    }
+}
+
 /// Returns a written entry with its revision, unless it has been changed again since.
 fn stored(space: Option<&Space>, entry: ConfigEntry) -> ConfigEntry {
-    let places = [Place::Current, Place::Gray].into_iter();
+    let places = [Place::Current, Place::Gray, Place::Draft].into_iter();
     let mut rows = places.filter_map(|of| read(space?, of, &entry.key));
     rows.find(|row| ConfigEntry { revision: entry.revision, ..row.clone() } == entry).unwrap_or(entry)
 }
@@ -393,6 +409,66 @@ impl Registry {
         .await
     }
 
+    /// Writes a draft: a content that no client gets until it is released. `create`: only if there is no such entry; otherwise only if there is one.
+    ///
+    /// # Errors
+    /// A limit is exceeded, the entry exists or not, or the write fails.
+    pub async fn draft_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        new: &NewConfig,
+        create: bool,
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        new.check(self.config_limits())?;
+        self.change_config(namespace, key, |rows| {
+            match (create, rows.current.is_some() || rows.draft.is_some()) {
+                (true, true) => return Err(ConfigError::Exists { key: key.clone() }),
+                (false, false) => return Err(ConfigError::Absent { key: key.clone() }),
+                _ => {}
+            }
+            let draft = ConfigEntry { version: 0, ..next(rows, key, new, author) };
+            match &rows.draft {
+                Some(before) if is_same(before, &draft) => Ok((Vec::new(), Some(before.clone()))),
+                before => {
+                    let expected = before.as_ref().map_or(Revision(0), |before| before.revision);
+                    Ok((vec![set_if(Place::Draft, &draft, expected)], Some(draft)))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Publishes the draft of an entry, which ends it. Without a draft, the current version stays.
+    ///
+    /// # Errors
+    /// There is neither a draft nor a version, or the write fails.
+    pub async fn release_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        let limits = self.config_limits();
+        self.change_config(namespace, key, |rows| {
+            let Some(draft) = &rows.draft else {
+                let current = rows.current.clone().ok_or_else(|| ConfigError::Absent { key: key.clone() })?;
+                return Ok((Vec::new(), Some(current)));
+            };
+            let next = next(rows, key, &publication_of(draft, rows), author);
+            let mut operations = delete_known(Place::Draft, draft).to_vec();
+            match &rows.current {
+                Some(current) if is_same(current, &next) => Ok((operations, Some(current.clone()))),
+                _ => {
+                    operations.extend(rows.put(&next, limits));
+                    Ok((operations, Some(next)))
+                }
+            }
+        })
+        .await
+    }
+
     /// Publishes an older version of an entry again, also of a removed one.
     ///
     /// # Errors
@@ -408,17 +484,7 @@ impl Registry {
         self.change_config(namespace, key, |rows| {
             let found = rows.version(version);
             let old = found.ok_or_else(|| ConfigError::NoVersion { key: key.clone(), version })?;
-            let new = NewConfig {
-                content: old.text().to_owned(),
-                kind: Some(old.kind.clone()),
-                description: Some(old.description.clone()),
-                app: Some(old.app.clone()),
-                tags: Some(old.tags.clone()),
-                // A secret stays one, whatever the older version was.
-                secret: Some(old.secret || rows.current.as_ref().is_some_and(|current| current.secret)),
-                cipher_key: Some(old.cipher_key.clone()),
-            };
-            let next = ConfigEntry { restored: version, ..next(rows, key, &new, author) };
+            let next = ConfigEntry { restored: version, ..next(rows, key, &publication_of(old, rows), author) };
             match &rows.current {
                 Some(current) if is_same(current, &next) => Ok((Vec::new(), Some(current.clone()))),
                 _ => Ok((rows.put(&next, limits), Some(next))),
@@ -443,8 +509,10 @@ impl Registry {
         self.change_config(namespace, key, |rows| {
             rows.check(key, expected)?;
             let mut operations = Vec::new();
-            if rows.gray.is_some() {
-                operations.push(delete(Place::Gray, key));
+            for (place, row) in [(Place::Gray, &rows.gray), (Place::Draft, &rows.draft)] {
+                if row.is_some() {
+                    operations.push(delete(place, key));
+                }
             }
             if let Some(current) = &rows.current {
                 operations.extend(delete_known(Place::Current, current));

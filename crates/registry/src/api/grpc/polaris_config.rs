@@ -20,17 +20,17 @@ impl PolarisConfigGrpc for Polaris {
 
     async fn create_config_file(&self, request: Request<pb::ConfigFile>) -> Answer {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.draft()))
+        Ok(Response::new(asking(&self.0, &who)?.draft_config_file(request.into_inner(), true).await))
     }
 
     async fn update_config_file(&self, request: Request<pb::ConfigFile>) -> Answer {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.draft()))
+        Ok(Response::new(asking(&self.0, &who)?.draft_config_file(request.into_inner(), false).await))
     }
 
     async fn publish_config_file(&self, request: Request<pb::ConfigFileRelease>) -> Answer {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.draft()))
+        Ok(Response::new(asking(&self.0, &who)?.release_config_file(request.get_ref()).await))
     }
 
     async fn upsert_and_publish_config_file(&self, request: Request<pb::ConfigFilePublishInfo>) -> Answer {

@@ -18,6 +18,7 @@ pub(in super::super) const BAD_AMOUNTS: u32 = 400_153;
 pub(in super::super) const BAD_LIMIT_NAME: u32 = 400_154;
 pub(in super::super) const BAD_BREAKER_ID: u32 = 400_160;
 pub(in super::super) const BAD_BREAKER_NAME: u32 = 400_162;
+pub(in super::super) const EXISTS: u32 = 400_201;
 pub(in super::super) const NOT_FOUND: u32 = 400_202;
 pub(in super::super) const BREAKER_EXISTS: u32 = 400_209;
 pub(in super::super) const FULL: u32 = 400_230;

@@ -1,4 +1,4 @@
-//! Configuration files: entries, whose id is the file's name. A version is a release; drafts are not kept.
+//! Configuration files: entries, whose id is the file's name. A version is a release.
 
 use super::*;
 use crate::api::configs::{Configs, Waiter, may_read};
@@ -39,7 +39,7 @@ fn refused(error: &ApiError) -> pb::ConfigClientResponse {
 
 fn code_of_config(error: &ApiError) -> u32 {
     match error {
-        ApiError::NotFound { .. } => code::NO_SUCH_CONFIG_FILE,
+        ApiError::NotFound { .. } | ApiError::Missing(_) => code::NO_SUCH_CONFIG_FILE,
         error => code_of(error),
     }
 }
@@ -67,6 +67,27 @@ fn file(namespace: &NamespaceName, entry: &ConfigEntry, with_content: bool) -> p
 fn of_file(file: &pb::ClientConfigFileInfo) -> Result<(NamespaceName, ConfigKey), ApiError> {
     let namespace = named(file.namespace.as_deref())?;
     Ok((namespace, ConfigKey::new(text(&file.group), text(&file.file_name))?))
+}
+
+/// Returns the publication of a file.
+fn publication(
+    content: Option<String>,
+    format: Option<String>,
+    comment: Option<String>,
+    tags: &[pb::ConfigFileTag],
+    encrypted: Option<bool>,
+) -> Result<NewConfig, ApiError> {
+    if encrypted == Some(true) {
+        return Err(ApiError::bad("encrypted files are not supported: publish the file as it is"));
+    }
+    let tag = |tag: &pb::ConfigFileTag| format!("{}={}", text(&tag.key), text(&tag.value));
+    Ok(NewConfig {
+        content: content.unwrap_or_default(),
+        kind: format.filter(|format| !format.is_empty()),
+        description: comment,
+        tags: Some(tags.iter().map(tag).collect()),
+        ..NewConfig::default()
+    })
 }
 
 fn missing(key: &ConfigKey) -> ApiError {
@@ -158,20 +179,10 @@ impl Asking<'_> {
         let done = async {
             let namespace = named(asked.namespace.as_deref())?;
             let key = ConfigKey::new(text(&asked.group), text(&asked.file_name))?;
-            if asked.encrypted == Some(true) {
-                return Err(ApiError::bad("encrypted files are not supported: publish the file as it is"));
-            }
-            let tag = |tag: &pb::ConfigFileTag| format!("{}={}", text(&tag.key), text(&tag.value));
-            let new = NewConfig {
-                content: asked.content.unwrap_or_default(),
-                kind: asked.format.filter(|format| !format.is_empty()),
-                description: asked.comment,
-                tags: Some(asked.tags.iter().map(tag).collect()),
-                ..NewConfig::default()
-            };
+            let new = publication(asked.content, asked.format, asked.comment, &asked.tags, asked.encrypted)?;
             let expected = asked.md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5);
             let change = self.configs(&namespace).publish(&key, &new, &expected, &Audience::default()).await?;
-            Ok(change.entry.map(|entry| file(&namespace, &entry, false)))
+            Ok::<_, ApiError>(change.entry.map(|entry| file(&namespace, &entry, false)))
         };
         match done.await {
             Ok(config_file) => pb::ConfigClientResponse { config_file, ..reply(code::OK, "execute success") },
@@ -179,10 +190,37 @@ impl Asking<'_> {
         }
     }
 
-    /// Refuses a draft, and its release.
-    pub(in crate::api) fn draft(&self) -> pb::ConfigClientResponse {
-        let why = "drafts are not kept: UpsertAndPublishConfigFile publishes a file in one call";
-        refused(&ApiError::NotImplemented(why.into()))
+    /// Writes a draft of a file, which no client gets until it is published.
+    pub(in crate::api) async fn draft_config_file(
+        &self,
+        asked: pb::ConfigFile,
+        create: bool,
+    ) -> pb::ConfigClientResponse {
+        let done = async {
+            let namespace = named(asked.namespace.as_deref())?;
+            let key = ConfigKey::new(text(&asked.group), text(&asked.name))?;
+            let new = publication(asked.content, asked.format, asked.comment, &asked.tags, asked.encrypted)?;
+            self.configs(&namespace).draft(&key, &new, create).await
+        };
+        match done.await {
+            Ok(()) => reply(code::OK, "execute success"),
+            Err(ApiError::Conflict(why)) if create => reply(code::EXISTS, why),
+            Err(error) => refused(&error),
+        }
+    }
+
+    /// Publishes the draft of a file.
+    pub(in crate::api) async fn release_config_file(&self, asked: &pb::ConfigFileRelease) -> pb::ConfigClientResponse {
+        let done = async {
+            let namespace = named(asked.namespace.as_deref())?;
+            let key = ConfigKey::new(text(&asked.group), text(&asked.file_name))?;
+            let change = self.configs(&namespace).release(&key).await?;
+            Ok::<_, ApiError>(change.entry.map(|entry| file(&namespace, &entry, false)))
+        };
+        match done.await {
+            Ok(config_file) => pb::ConfigClientResponse { config_file, ..reply(code::OK, "execute success") },
+            Err(error) => refused(&error),
+        }
     }
 
     async fn files(&self, namespace: &NamespaceName, group: &str) -> Result<Vec<ConfigEntry>, ApiError> {

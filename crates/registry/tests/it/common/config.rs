@@ -38,6 +38,7 @@ pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     changes(&one, &other, &mine, &theirs).await;
     history(&one, &other, &mine).await;
     gray(&one, &mine).await;
+    drafts(&one, &other, &mine).await;
     at_once(&one, &other, &mine).await;
     for registry in [one, other] {
         registry.shutdown().await;
@@ -141,6 +142,28 @@ async fn gray(one: &Registry, mine: &NamespaceName) {
     one.publish_gray_config(mine, &key("gray"), &new, &audience, "ann").await.unwrap();
     one.remove_config(mine, &key("gray"), &Expected::Anything, "ann").await.unwrap();
     assert_eq!(one.config_for(mine, &key("gray"), &at("10.0.0.7")).unwrap(), None);
+}
+
+/// A draft is given to nobody until it is released, and then is a version.
+async fn drafts(one: &Registry, other: &Registry, mine: &NamespaceName) {
+    let (draft, new) = (key("draft"), NewConfig::new("first"));
+    let absent = one.draft_config(mine, &draft, &new, false, "ann").await;
+    assert!(matches!(absent, Err(ConfigError::Absent { .. })), "{absent:?}");
+    assert!(matches!(one.release_config(mine, &draft, "ann").await, Err(ConfigError::Absent { .. })));
+    assert!(one.draft_config(mine, &draft, &new, true, "ann").await.unwrap().wrote);
+    let exists = other.draft_config(mine, &draft, &new, true, "bob").await;
+    assert!(matches!(exists, Err(ConfigError::Exists { .. })), "{exists:?}");
+    assert_eq!(other.config(mine, &draft).unwrap(), None);
+    let released = other.release_config(mine, &draft, "bob").await.unwrap().entry.unwrap();
+    assert_eq!((released.version, released.text()), (1, "first"));
+    assert!(!other.release_config(mine, &draft, "bob").await.unwrap().wrote, "the draft has ended");
+    assert!(other.draft_config(mine, &draft, &NewConfig::new("second"), false, "bob").await.unwrap().wrote);
+    assert_eq!(other.config(mine, &draft).unwrap().unwrap().text(), "first");
+    one.kv_settle().await.unwrap();
+    assert_eq!(one.release_config(mine, &draft, "ann").await.unwrap().entry.unwrap().version, 2);
+    other.draft_config(mine, &draft, &NewConfig::new("third"), false, "bob").await.unwrap();
+    other.remove_config(mine, &draft, &Expected::Anything, "bob").await.unwrap();
+    assert!(matches!(other.release_config(mine, &draft, "bob").await, Err(ConfigError::Absent { .. })));
 }
 
 /// Conditional changes at two nodes at once: none is lost, and no version is given twice.
