@@ -311,6 +311,37 @@ async fn registry_config_nacos_java_clients() {
     }
 }
 
+/// polaris-go writes drafts, releases them, reads and listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_config_polaris_go_clients() {
+    if !there("go") {
+        return;
+    }
+    let program = new_dir("go").join("polaris_config");
+    let source = here().join("go/polaris_config");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(source)).await;
+    let (mut world, admin) = (World::start_with("", "").await, String::new());
+    let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
+    let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
+    let both = world.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect::<Vec<_>>().join(",");
+    let mut client = Agent::of(Command::new(program), &both, "tenant-a", &[]).await;
+    let said = client.dir.clone();
+    let _said = ShowLogs(&said);
+    let of = |what: &str, content: &str| json!({ "do": what, "service": "app", "content": content });
+    let refused = client.ask(of("update", "x"), "refused").await;
+    assert!(refused.as_str().unwrap().contains("400807"), "{refused}");
+    assert_eq!(client.ask(of("create", "a: 0"), "created").await, "app");
+    assert!(client.ask(of("create", "a: 0"), "refused").await.as_str().unwrap().contains("400201"));
+    assert_eq!(client.ask(of("update", "a: 1"), "updated").await, "app");
+    assert_eq!(status(&world.nodes[0], &admin).await, 404, "a draft is no version");
+    assert_eq!(client.ask(of("release", ""), "released").await, "app");
+    until_read(&world, &admin, "a: 1").await;
+    assert_eq!(client.ask(of("get", ""), "got").await, "a: 1");
+    client.ask(of("listen", ""), "listening").await;
+    follow(&mut world, &mut client, &admin).await;
+}
+
 /// polaris-java reads and listens, and sends no token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Java, Maven and the network: make clients"]
