@@ -311,6 +311,25 @@ async fn registry_config_nacos_java_clients() {
     }
 }
 
+/// An application of Spring Cloud Alibaba imports an entry, and is refreshed when it changes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_config_spring_cloud_alibaba_clients() {
+    let Some(program) = java_program_with("java/spring_config", "SpringConfigAgent", &[]).await else { return };
+    let Tenants { mut world, admin, first } = Tenants::start().await;
+    let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
+    let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
+    write(&world.nodes[0], &admin, "a: 1").await;
+    until_read(&world, &admin, "a: 1").await;
+    let both = world.doors.iter().map(|doors| doors.address()).collect::<Vec<_>>().join(",");
+    let password = [("NACOS_PASSWORD", OsStr::new(&first))];
+    let mut client = Agent::of(Command::new(program), &both, "tenant-a", &password).await;
+    let said = client.dir.clone();
+    let _said = ShowLogs(&said);
+    assert_eq!(client.ask(json!({ "do": "get", "service": "app" }), "got").await, "a: 1");
+    follow(&mut world, &mut client, &admin).await;
+}
+
 /// polaris-go writes drafts, releases them, reads and listens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
