@@ -322,6 +322,59 @@ async fn services_are_found_and_acted_on() {
             (told("default/a", "was isolated") && told("default/b", "was deregistered")).then_some(())
         })
         .await;
+    entries_are_found_and_rolled_back(&node, &console).await;
+}
+
+/// Configuration entries are for operators: lists, contents, versions, their difference, the audit log, a roll-back. No secret is shown.
+async fn entries_are_found_and_rolled_back(node: &RegistryNode, console: &Console) {
+    let at = |id: &str| format!("/v1/namespaces/shop/configs/g/{id}");
+    for content in ["one\ntwo\n", "one\n2\n"] {
+        assert_eq!(node.send("PUT", &at("App"), &json!({ "content": content })).await.status, 200);
+    }
+    for content in ["hunter1", "hunter2"] {
+        let secret = json!({ "content": content, "secret": true });
+        assert_eq!(node.send("PUT", &at("secret"), &secret).await.status, 200);
+    }
+    for (query, ids) in [
+        ("namespace=shop", &["App", "secret"][..]),
+        ("namespace=shop&q=app", &["App"]),
+        ("namespace=shop&group=g&q=secret", &["secret"]),
+        ("namespace=shop&group=other", &[]),
+        ("namespace=default", &[]),
+    ] {
+        let found = console.get(&format!("/api/entries?{query}")).await;
+        let list = found.json()["entries"].as_array().unwrap().clone();
+        let found: Vec<&str> = list.iter().map(|one| one["id"].as_str().unwrap()).collect();
+        assert_eq!(found, ids, "{query}");
+    }
+    let name = "namespace=shop&group=g&id=App";
+    let detail = console.get(&format!("/api/entry?{name}")).await.json();
+    assert_eq!((&detail["content"], &detail["entry"]["version"]), (&json!("one\n2\n"), &json!(2)));
+    assert_eq!(detail["audit"][0]["action"], "publishConfig");
+    let compared = console.get(&format!("/api/entry/compare?{name}&from=1&to=2")).await.json();
+    let line = |change: &str, text: &str| json!({ "change": change, "text": text });
+    assert_eq!(compared["lines"], json!([line("same", "one"), line("removed", "two"), line("added", "2")]));
+    let secret = "namespace=shop&group=g&id=secret";
+    for path in [format!("/api/entry?{secret}"), format!("/api/entry/compare?{secret}&from=1&to=2")] {
+        let answer = console.get(&path).await;
+        assert!(answer.status == 200 && !answer.body.contains("hunter"), "{path}: {answer:?}");
+    }
+    let stranger = Console { port: console.port, cookie: String::new() };
+    assert_eq!(stranger.get(&format!("/api/entry?{name}")).await.status, 401);
+    let entry = json!({ "namespace": "shop", "group": "g", "id": "App" });
+    let back = json!({ "action": "roll_back", "entry": entry, "version": 1 });
+    assert_eq!(stranger.post("/api/act", &back).await.status, 401);
+    console.act(&back).await;
+    let now = node.get(&at("App")).await.json();
+    let found = [&now["content"], &now["version"], &now["restored"], &now["author"]];
+    assert_eq!(found, [&json!("one\ntwo\n"), &json!(3), &json!(1), &json!("console")]);
+    let detail = console.get(&format!("/api/entry?{name}")).await.json();
+    assert_eq!(
+        (&detail["audit"][0]["action"], &detail["audit"][0]["token"]),
+        (&json!("rollBackConfig"), &json!("console"))
+    );
+    let missing = json!({ "action": "roll_back", "entry": entry, "version": 99 });
+    assert_eq!(console.post("/api/act", &missing).await.status, 409);
 }
 
 /// Two clusters with a client each: commands for one never reach the other; a reload removes one and adds it again.

@@ -40,6 +40,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/charts.js" JS "charts.js",
         "/cluster.js" JS "cluster.js",
         "/clusters.js" JS "clusters.js",
+        "/configuration.js" JS "configuration.js",
         "/curves.js" JS "curves.js",
         "/dom.js" JS "dom.js",
         "/drawing.js" JS "drawing.js",

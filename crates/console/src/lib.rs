@@ -25,6 +25,7 @@ mod guard;
 mod history;
 mod hub;
 mod hubs;
+mod lines;
 mod order;
 mod parts;
 pub mod picture;
@@ -36,9 +37,10 @@ mod transitions;
 
 pub use config::{ConfigError, ConsoleConfig};
 pub use hub::Wake;
+pub use lines::compare;
 pub use order::{client_rank, service_rank, standing_rank};
 pub use parts::{
-    Action, BoxFuture, ClusterPart, ClustersPart, Parts, ProxyPart, Refusal, RegistryPart, RelayPart, Served,
+    Action, BoxFuture, ClusterPart, ClustersPart, EntryName, Parts, ProxyPart, Refusal, RegistryPart, RelayPart, Served,
 };
 pub use search::Search;
 pub use server::{Console, StartError};

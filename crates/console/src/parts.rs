@@ -8,7 +8,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::picture::{
-    Clients, Cluster, Found, InstanceDetail, Instances, PoolNumbers, ProxyNumbers, Registry, Relay, Statements,
+    Clients, Cluster, Comparison, Entries, EntryDetail, Found, InstanceDetail, Instances, PoolNumbers, ProxyNumbers,
+    Registry, Relay, Statements,
 };
 use crate::search::Search;
 use crate::transitions::Transition;
@@ -93,11 +94,28 @@ pub trait RegistryPart: Send + Sync {
     fn transitions_since(&self, since: u64, limit: usize) -> (Vec<Transition>, u64);
     /// Returns an instance, `namespace/id`.
     fn instance(&self, id: &str) -> Option<InstanceDetail>;
+    /// Returns up to `limit` configuration entries of a namespace: of a group, unless it is empty, and with `text` in their name.
+    fn entries(&self, namespace: &str, group: &str, text: &str, limit: usize) -> Option<Entries>;
+    /// Returns an entry with its versions. A secret's content is left out.
+    fn entry(&self, name: &EntryName) -> Option<EntryDetail>;
+    /// Returns the difference of two versions of an entry.
+    fn compare(&self, name: &EntryName, old: u64, new: u64) -> Option<Comparison>;
     /// Carries out an action, and returns what was done.
     ///
     /// # Errors
     /// The action was not carried out, or its outcome is unknown.
     fn act<'a>(&'a self, action: &'a Action) -> BoxFuture<'a, Result<String, Refusal>>;
+}
+
+/// The name of a configuration entry.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct EntryName {
+    /// The namespace.
+    pub namespace: String,
+    /// The group.
+    pub group: String,
+    /// The data id.
+    pub id: String,
 }
 
 /// An operator's action.
@@ -146,6 +164,13 @@ pub enum Action {
         /// `namespace/id`.
         instance: String,
     },
+    /// Publish an older version of a configuration entry again.
+    RollBack {
+        /// The entry.
+        entry: EntryName,
+        /// The version to restore.
+        version: u64,
+    },
 }
 
 /// Reason why an action was not carried out.
@@ -176,6 +201,9 @@ impl Action {
             Action::Restore { instance } => format!("restore {instance}"),
             Action::Weight { instance, weight } => format!("weight of {instance}: {weight}"),
             Action::Deregister { instance } => format!("deregister {instance}"),
+            Action::RollBack { entry: EntryName { namespace, group, id }, version } => {
+                format!("roll back {namespace}: {group}/{id} to version {version}")
+            }
         }
     }
 
@@ -184,7 +212,11 @@ impl Action {
     pub fn is_of_the_registry(&self) -> bool {
         matches!(
             self,
-            Action::Isolate { .. } | Action::Restore { .. } | Action::Weight { .. } | Action::Deregister { .. }
+            Action::Isolate { .. }
+                | Action::Restore { .. }
+                | Action::Weight { .. }
+                | Action::Deregister { .. }
+                | Action::RollBack { .. }
         )
     }
 }

@@ -429,3 +429,90 @@ pub struct InstanceDetail {
     /// Transitions, newest first.
     pub history: Vec<crate::Transition>,
 }
+
+/// A version of a configuration entry, without its content.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Entry {
+    /// The namespace.
+    pub namespace: String,
+    /// The group.
+    pub group: String,
+    /// The data id.
+    pub id: String,
+    /// The content's type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// MD5 of the content.
+    pub md5: String,
+    /// Number of the version.
+    pub version: u64,
+    /// The version that this one restored; 0 for none.
+    pub restored: u64,
+    /// The commit that wrote the row.
+    pub revision: u64,
+    /// Bytes of the content.
+    pub bytes: usize,
+    /// True if the content must not be shown.
+    pub secret: bool,
+    /// Name of the token that published the version.
+    pub author: String,
+    /// Time of the publication, in milliseconds since 1970.
+    pub time: i64,
+    /// Name of the token that removed the entry, for the last version of a removed one.
+    pub removed_by: Option<String>,
+}
+
+/// Entries of a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Entries {
+    /// Entries with matching names, in the order of their names.
+    pub entries: Vec<Entry>,
+    /// Number of all matching entries.
+    pub total: usize,
+    /// Names of the namespaces that have services.
+    pub namespaces: Vec<String>,
+}
+
+/// An entry with its content and its versions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EntryDetail {
+    /// The current version, or the last one of a removed entry.
+    pub entry: Entry,
+    /// The content; `None` for a secret.
+    pub content: Option<String>,
+    /// The versions that are kept, newest first.
+    pub versions: Vec<Entry>,
+    /// Changes of the entry in the audit log, newest first.
+    pub audit: Vec<Audited>,
+}
+
+/// A line of the audit log.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Audited {
+    /// The time, in milliseconds since 1970.
+    pub time: i64,
+    /// Name of the token.
+    pub token: String,
+    /// Address of the client; `0.0.0.0` for the console's own change.
+    pub peer: String,
+    /// The action, for example `publishConfig`.
+    pub action: String,
+    /// Name, version and MD5.
+    pub object: String,
+}
+
+/// A line of a comparison.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Line {
+    /// `same`, `added`, `removed`; `gap` between distant changes.
+    pub change: &'static str,
+    /// The text, without its end of line.
+    pub text: String,
+}
+
+/// The difference of two versions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Changed lines with their surroundings; `None` for contents that are secret or too long.
+    pub lines: Option<Vec<Line>>,
+}

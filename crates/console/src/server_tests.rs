@@ -194,6 +194,13 @@ async fn who_may_what() {
     assert!(out.status == 200 && out.header("set-cookie").unwrap().contains("Max-Age=0"));
     assert_eq!(running.post("/api/act", &operator, pause).await.status, 401, "a session that has ended");
 
+    // Configuration entries are for operators: everybody else is refused before it is asked whether they exist.
+    for path in ["/api/entries?namespace=default", "/api/entry?namespace=default&group=g&id=a", "/api/entry/compare"] {
+        let status = async |who: &str| running.get(path, who).await.status;
+        let operator = running.sign_in(SECRET).await;
+        assert_eq!([status("").await, status(&viewer).await, status(&operator).await], [401, 403, 404], "{path}");
+    }
+
     let closed = Running::start(|config| config.anonymous_view = false).await;
     for path in ["/api/state", "/api/events", "/api/clients", "/api/services", "/api/statements", "/api/history"] {
         assert_eq!(closed.get(path, "").await.status, 401, "{path}");

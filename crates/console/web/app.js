@@ -3,6 +3,7 @@
 import { actsOn, ask, onSession, refreshSession, session, signIn, signOut } from './actions.js';
 import * as cluster from './cluster.js';
 import { choices, chosen, seen, to } from './clusters.js';
+import * as configuration from './configuration.js';
 import { byId, h, replace, setText, state as mark } from './dom.js';
 import { clock } from './format.js';
 import * as live from './live.js';
@@ -119,7 +120,7 @@ function show() {
     linkState();
     const { hello } = state;
     if (!hello) return;
-    byId('tab-services').hidden = !hello.parts.includes('registry');
+    for (const tab of ['tab-services', 'tab-configuration']) byId(tab).hidden = !hello.parts.includes('registry');
     setText(byId('cluster-name'), state.cluster?.name ?? '');
     actsOn(seen(state), choices(state).length > 0);
     showChoices();
@@ -138,20 +139,23 @@ function showChoices() {
 
 function route() {
   const onServices = /^#\/(services|service|instance)\b/.test(location.hash);
-  byId('page-cluster').hidden = onServices;
-  byId('page-services').hidden = !onServices;
-  for (const [tab, on] of [['tab-cluster', !onServices], ['tab-services', onServices]]) {
+  const onConfiguration = /^#\/(configuration|entry)\b/.test(location.hash);
+  const pages = { cluster: !onServices && !onConfiguration, services: onServices, configuration: onConfiguration };
+  for (const [page, on] of Object.entries(pages)) {
+    byId(`page-${page}`).hidden = !on;
+    const tab = `tab-${page}`;
     if (on) byId(tab).setAttribute('aria-current', 'page');
     else byId(tab).removeAttribute('aria-current');
   }
   if (onServices) services.go(location.hash);
+  if (onConfiguration) configuration.go(location.hash);
   show();
 }
 
 // === Keys ===
 
 addEventListener('keydown', (event) => {
-  const field = byId('page-cluster').hidden ? byId('search') : byId('filter');
+  const field = byId(['filter', 'search', 'entry-search'].find((id) => byId(id)?.offsetParent) ?? 'filter');
   const { target } = event;
   if (event.key === 'Escape' && target === field && field.value === '') field.blur();
   const editable = target instanceof HTMLElement && (target.isContentEditable || target.matches('input:not([type=radio]), select, textarea'));
@@ -199,6 +203,7 @@ onSession((who) => {
   if (who.may_view && !stream) connect();
   show();
   services.load();
+  configuration.load();
 });
 byId('sign').addEventListener('click', () => (session().name ? signOut() : signIn()));
 addEventListener('hashchange', route);
@@ -211,6 +216,7 @@ setInterval(linkState, 1000);
 theme(stored());
 cluster.setUp();
 services.setUp();
+configuration.setUp();
 route();
 connect();
 refreshSession().catch(() => {});

@@ -14,6 +14,7 @@ use super::{ANSWER, Shared};
 use crate::auth::Role;
 use crate::board::Cursor;
 use crate::hub::Hub;
+use crate::parts::EntryName;
 use crate::search::Search;
 use crate::stream;
 
@@ -55,12 +56,38 @@ pub(super) async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) ->
             let (registry, id) = (registry()?, value("id").unwrap_or_default());
             blocking(move || registry.instance(&id), "no such instance").await
         }
+        "/api/entries" => {
+            let registry = registry()?;
+            let [namespace, group, text] = ["namespace", "group", "q"].map(|name| value(name).unwrap_or_default());
+            blocking(move || registry.entries(&namespace, &group, &text, ROWS), "no such namespace").await
+        }
+        "/api/entry" => {
+            let (registry, name) = (registry()?, entry_name(value));
+            blocking(move || registry.entry(&name), "no such configuration entry").await
+        }
+        "/api/entry/compare" => {
+            let version = |name: &str| value(name).and_then(|text| text.parse().ok()).unwrap_or(0);
+            let (old, new) = (version("from"), version("to"));
+            let (registry, name) = (registry()?, entry_name(value));
+            blocking(move || registry.compare(&name, old, new), "no such versions").await
+        }
         "/api/clients" => {
             let proxy = hub.parts.proxy.clone().ok_or_else(|| not_here("proxy"))?;
             blocking(move || Some(proxy.clients(ROWS)), "").await
         }
         _ => Err(Failed::Status(StatusCode::NOT_FOUND, "there is nothing here".into())),
     }
+}
+
+/// Returns the role that a path needs. Contents of configuration entries are no matter of whoever looks.
+pub(super) fn role_for(path: &str) -> Role {
+    let of_entries = path == "/api/entries" || path == "/api/entry" || path.starts_with("/api/entry/");
+    if of_entries { Role::Operator } else { Role::Viewer }
+}
+
+fn entry_name(value: impl Fn(&str) -> Option<String>) -> EntryName {
+    let [namespace, group, id] = ["namespace", "group", "id"].map(|name| value(name).unwrap_or_default());
+    EntryName { namespace, group, id }
 }
 
 fn not_here(part: &str) -> Failed {

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::Shared;
 use super::act::act;
-use super::look::look;
+use super::look::{look, role_for};
 use super::response::{Body, file, guarded, json_of};
 use super::sign_in::{login, logout, who};
 use crate::assets;
@@ -75,8 +75,14 @@ async fn route(request: Request<Incoming>, peer: IpAddr, shared: &Arc<Shared>) -
     match (&parts.method, path) {
         (&Method::GET, "/api/session") => Ok(json_of(StatusCode::OK, &who(shared, asked.session.as_ref()))),
         (&Method::GET, path) if path.starts_with("/api/") => {
-            if !shared.auth.may(asked.session.as_ref(), Role::Viewer) {
-                return Err(Failed::Status(StatusCode::UNAUTHORIZED, "sign in to look".into()));
+            let role = role_for(path);
+            if !shared.auth.may(asked.session.as_ref(), role) {
+                let (status, why) = match (role, &asked.session) {
+                    (Role::Operator, Some(_)) => (StatusCode::FORBIDDEN, "only operators see configuration entries"),
+                    (Role::Operator, None) => (StatusCode::UNAUTHORIZED, "sign in as an operator to look at this"),
+                    (Role::Viewer, _) => (StatusCode::UNAUTHORIZED, "sign in to look"),
+                };
+                return Err(Failed::Status(status, why.into()));
             }
             look(path, &asked, shared).await
         }

@@ -124,9 +124,11 @@ impl ProxyPart for Observed {
                     false => Err(Refusal::NotFound(format!("client {id} is not there any more"))),
                 }
             }
-            Action::Isolate { .. } | Action::Restore { .. } | Action::Weight { .. } | Action::Deregister { .. } => {
-                Err(Refusal::NotHere("it is the registry's"))
-            }
+            Action::Isolate { .. }
+            | Action::Restore { .. }
+            | Action::Weight { .. }
+            | Action::Deregister { .. }
+            | Action::RollBack { .. } => Err(Refusal::NotHere("it is the registry's")),
         }
     }
 

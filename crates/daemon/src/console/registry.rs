@@ -1,12 +1,18 @@
 //! The registry in the web console: its content, the history of instances, and operators' commands.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ::console::picture::{self, Found, InstanceDetail, Instances, Protected, Service};
-use ::console::{
-    Action, BoxFuture, Refusal, RegistryPart, Search, State, Transition, Transitions, service_rank, standing_rank,
+use ::console::picture::{
+    self, Comparison, Entries, EntryDetail, Found, InstanceDetail, Instances, Protected, Service,
 };
+use ::console::{
+    Action, BoxFuture, EntryName, Refusal, RegistryPart, Search, State, Transition, Transitions, compare, service_rank,
+    standing_rank,
+};
+use registry::api::{AuditLog, Audited};
+use registry::configuration::{ConfigEntry, ConfigKey};
 use registry::{
     Change, Health, Instance, InstanceId, NamespaceName, Patch, Registry, Revision, ServiceKey, ServiceSnapshot,
     WriteError, Written,
@@ -17,6 +23,10 @@ use tokio::time::Instant;
 const PACE: Duration = Duration::from_millis(250);
 /// Longest wait for a change; then they are read anyway.
 const WAIT: Duration = Duration::from_secs(60);
+/// Author of a version that an operator of the console has published; the log has the name of the operator's token.
+const AUTHOR: &str = "console";
+/// Most lines of the audit log shown of an entry.
+const AUDITED: usize = 50;
 /// Most transitions shown of an instance.
 const HISTORY: usize = 50;
 /// Most namespaces of a search by metadata without a namespace.
@@ -26,12 +36,13 @@ const NAMESPACES: usize = 64;
 pub struct Known {
     registry: Registry,
     addresses: Vec<String>,
+    audit: AuditLog,
     transitions: Mutex<Transitions>,
 }
 
 impl Known {
-    pub fn new(registry: Registry, addresses: Vec<String>) -> Known {
-        Known { registry, addresses, transitions: Mutex::default() }
+    pub fn new(registry: Registry, addresses: Vec<String>, audit: AuditLog) -> Known {
+        Known { registry, addresses, audit, transitions: Mutex::default() }
     }
 
     fn transitions(&self) -> MutexGuard<'_, Transitions> {
@@ -155,6 +166,41 @@ fn instance(instance: &Instance) -> picture::Instance {
     }
 }
 
+/// True if a change in the audit log is one of an entry: its object is the entry's name, or begins with it.
+fn is_about(change: &Audited, namespace: &NamespaceName, key: &ConfigKey) -> bool {
+    let rest = change.object.strip_prefix(&key.to_string());
+    change.namespace == namespace.as_str()
+        && change.action.ends_with("Config")
+        && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(" version "))
+}
+
+fn line(change: Audited) -> picture::Audited {
+    let Audited { time_ms, token, peer, action, object, .. } = change;
+    picture::Audited { time: time_ms, token, peer: peer.to_string(), action, object }
+}
+
+fn named(name: &EntryName) -> Option<(NamespaceName, ConfigKey)> {
+    Some((NamespaceName::new(&name.namespace).ok()?, ConfigKey::new(&name.group, &name.id).ok()?))
+}
+
+fn entry(namespace: &NamespaceName, entry: &ConfigEntry) -> picture::Entry {
+    picture::Entry {
+        namespace: namespace.as_str().into(),
+        group: entry.key.group().into(),
+        id: entry.key.id().into(),
+        kind: entry.kind.clone(),
+        md5: entry.md5.clone(),
+        version: entry.version,
+        restored: entry.restored,
+        revision: entry.revision.0,
+        bytes: entry.content.len(),
+        secret: entry.secret,
+        author: entry.author.clone(),
+        time: entry.removal.as_ref().map_or(entry.time, |removal| removal.time),
+        removed_by: entry.removal.as_ref().map(|removal| removal.author.clone()),
+    }
+}
+
 /// Returns the `limit` worst instances. Only these are rendered: a service may have very many.
 fn worst_first<'a>(instances: impl Iterator<Item = &'a Arc<Instance>>, limit: usize) -> Vec<picture::Instance> {
     let rank = |found: &Instance| standing_rank(health(found.overall()), found.isolate, found.weight);
@@ -258,6 +304,45 @@ impl RegistryPart for Known {
         Some(InstanceDetail { instance: instance(&found), history: self.transitions().of(id, HISTORY) })
     }
 
+    fn entries(&self, namespace: &str, group: &str, text: &str, limit: usize) -> Option<Entries> {
+        let namespace = NamespaceName::new(namespace).ok()?;
+        let found = self.registry.configs(&namespace, Some(group).filter(|group| !group.is_empty())).ok()?;
+        let text = text.to_lowercase();
+        let fits = |found: &&ConfigEntry| found.key.to_string().to_lowercase().contains(&text);
+        let fit: Vec<&ConfigEntry> = found.iter().filter(fits).collect();
+        Some(Entries {
+            entries: fit.iter().take(limit).map(|found| entry(&namespace, found)).collect(),
+            total: fit.len(),
+            namespaces: self.registry.namespaces().iter().map(|name| name.as_str().to_owned()).collect(),
+        })
+    }
+
+    fn entry(&self, name: &EntryName) -> Option<EntryDetail> {
+        let (namespace, key) = named(name)?;
+        let versions = self.registry.config_history(&namespace, &key).ok()?;
+        let newest = versions.first()?;
+        Some(EntryDetail {
+            entry: entry(&namespace, newest),
+            content: (!newest.secret).then(|| newest.text().to_owned()),
+            versions: versions.iter().map(|version| entry(&namespace, version)).collect(),
+            audit: self
+                .audit
+                .last(AUDITED, |change| is_about(change, &namespace, &key))
+                .into_iter()
+                .map(line)
+                .collect(),
+        })
+    }
+
+    fn compare(&self, name: &EntryName, old: u64, new: u64) -> Option<Comparison> {
+        let (namespace, key) = named(name)?;
+        let versions = self.registry.config_history(&namespace, &key).ok()?;
+        let version = |number: u64| versions.iter().find(|version| version.version == number);
+        let (old, new) = (version(old)?, version(new)?);
+        let lines = if old.secret || new.secret { None } else { compare(old.text(), new.text()) };
+        Some(Comparison { lines })
+    }
+
     fn act<'a>(&'a self, action: &'a Action) -> BoxFuture<'a, Result<String, Refusal>> {
         Box::pin(async move {
             match action {
@@ -276,6 +361,24 @@ impl RegistryPart for Known {
                 Action::Deregister { instance } => {
                     one(self.registry.deregister(&[instance_id(instance)?]).await)?;
                     Ok(format!("{instance} was deregistered"))
+                }
+                Action::RollBack { entry, version } => {
+                    let missing = || Refusal::NotFound("that is no name of a configuration entry".into());
+                    let (namespace, key) = named(entry).ok_or_else(missing)?;
+                    let done = self.registry.roll_back_config(&namespace, &key, *version, AUTHOR).await;
+                    let change = done.map_err(|error| Refusal::Refused(error.to_string()))?;
+                    let now = change.entry.as_ref().map_or(0, |entry| entry.version);
+                    if let Some(entry) = change.entry.filter(|_| change.wrote) {
+                        self.audit.note(Audited {
+                            time_ms: entry.time,
+                            token: AUTHOR.into(),
+                            peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                            action: "rollBackConfig".into(),
+                            namespace: namespace.as_str().into(),
+                            object: format!("{key} version {} md5 {}", entry.version, entry.md5),
+                        });
+                    }
+                    Ok(format!("{key} has the content of version {version}, as version {now}"))
                 }
                 Action::Pause { .. } | Action::Resume { .. } | Action::Reconnect { .. } | Action::KillClient { .. } => {
                     Err(Refusal::NotHere("it is the proxy's"))

@@ -135,7 +135,7 @@ impl Running {
 
     /// Returns the registry for the console.
     pub fn known(&self) -> Known {
-        Known::new(self.registry.clone(), self.addresses.iter().map(ToString::to_string).collect())
+        Known::new(self.registry.clone(), self.addresses.iter().map(ToString::to_string).collect(), self.audit.clone())
     }
 
     /// Returns the addresses; the one with all fronts first.
