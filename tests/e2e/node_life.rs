@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use kingpost_tests::{
-    Cluster, Cut, Link, Metrics, Port, Process, RegistryNode, Relay, RunAs, SOON, ShowLogs, command, http_get,
-    kingpost_bin, pg_bin, signal, skipped, wait_until,
+    Cluster, Cut, Link, Metrics, Port, Process, RegistryNode, Relay, RunAs, SOON, ShowLogs, certs::Authority, command,
+    http_get, kingpost_bin, pg_bin, signal, skipped, wait_until,
 };
 
 use crate::common::only_kingpost;
@@ -174,6 +174,69 @@ async fn as_the_first_process_of_a_container() {
     let control = Command::new(pg_bin().join("pg_controldata")).arg(a.directory().join("data")).output().unwrap();
     let control = String::from_utf8_lossy(&control.stdout).into_owned();
     assert!(control.contains("shut down\n"), "{control}\n{}", a.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "two servers with initdb, for scripts/test-long"]
+async fn passwords_and_tls_between_agents_and_servers() {
+    if only_kingpost() {
+        return;
+    }
+    let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
+    let authority = Authority::new();
+    let pair = authority.issue_server("server", &["127.0.0.1"]);
+    let secret = "a: secret's \\ word";
+    for agent in [&mut a, &mut b] {
+        agent.environment.push(("KINGPOST__FAILOVER__PASSWORD", secret.into()));
+    }
+    a.launch(&["--init"]);
+    a.wait_log("\"state\":\"primary\"").await;
+    // Nobody comes in without it.
+    assert!(a.query("SELECT 1").await.is_err());
+    let data = a.directory().join("data");
+    for (from, to) in [(&pair.cert, "server.crt"), (&pair.key, "server.key")] {
+        let installed =
+            Command::new("install").args(["-m", "600", "-o", "postgres"]).arg(from).arg(data.join(to)).status();
+        assert!(installed.unwrap().success());
+    }
+    let conf = data.join("postgresql.conf");
+    let text = std::fs::read_to_string(&conf).unwrap();
+    std::fs::write(&conf, format!("{text}\nssl = on\n")).unwrap();
+    let hba = data.join("pg_hba.conf");
+    let text = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, text.replace("host ", "hostssl ").replace("\nhost\t", "\nhostssl\t")).unwrap();
+    signal(a.server().unwrap(), 1);
+    for agent in [&mut a, &mut b] {
+        agent.environment.push(("KINGPOST__CLUSTER__TLS__MODE", "verify-ca".into()));
+        agent.environment.push(("KINGPOST__CLUSTER__TLS__CA_FILE", authority.ca_file().display().to_string()));
+    }
+    a.process().signal(15);
+    a.process().wait_exit(SOON).await;
+    a.launch(&[]);
+    a.wait_log("\"state\":\"primary\"").await;
+    b.launch(&["--join", &a.address()]);
+    b.wait_log("\"state\":\"following\"").await;
+    let psql = |agent: &Agent, sql: &str| {
+        let mut psql = Command::new(pg_bin().join("psql"));
+        psql.env("PGPASSWORD", secret).env("PGSSLMODE", "require").args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-XAtc",
+            sql,
+        ]);
+        psql.args(["-p", &agent.port.number().to_string(), "postgres"]);
+        String::from_utf8_lossy(&psql.output().unwrap().stdout).trim().to_owned()
+    };
+    let streams = async || (psql(&b, STREAMS) == "streaming").then_some(());
+    wait_until("the standby to stream", SOON, &b.dir, streams).await;
+    let ssl = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_replication USING (pid)";
+    assert_eq!(psql(&a, ssl), "t");
+    for agent in [&a, &b] {
+        assert!(!agent.whole_log().contains("secret"), "{}", agent.whole_log());
+    }
+    assert!(!psql(&b, "SHOW primary_conninfo").contains("secret"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

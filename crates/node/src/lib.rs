@@ -186,11 +186,18 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
     let mut agent =
         prepare(config, args, directory, Outlets { entry, listed, member: member.clone(), guarded, status })?;
     if let Some(member) = &member {
-        // The first list: nothing may be made before the others are known.
+        let relays = !agent.config.failover.relays.is_empty();
         match member.nodes().await {
             Ok(nodes) => drop(list.send_replace(nodes)),
-            Err(failure) if args.init || args.leave => tracing::warn!("{failure}"),
-            Err(failure) => return Err(failure),
+            // The claim in the registry, or the relays, keep this server from being a second primary.
+            Err(failure) if args.init || args.leave || relays => tracing::warn!("{failure}"),
+            Err(failure) => {
+                tracing::warn!("the agent waits for the list of servers: {failure}");
+                tokio::select! {
+                    nodes = first_list(member) => drop(list.send_replace(nodes)),
+                    _ = stop.next() => return Ok(()),
+                }
+            }
         }
     }
     if args.leave {
@@ -231,6 +238,16 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         pushing.flush().await;
     }
     ended
+}
+
+/// Waits for the first list of servers: without relays nothing may start before the others are known.
+async fn first_list(member: &Member) -> Vec<NodeConfig> {
+    loop {
+        tokio::time::sleep(REGISTER).await;
+        if let Ok(nodes) = member.nodes().await {
+            return nodes;
+        }
+    }
 }
 
 /// Waits until a directory is a mount point.

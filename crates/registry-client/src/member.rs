@@ -70,13 +70,26 @@ impl Member {
         }
     }
 
-    /// Returns the servers of the service.
+    /// Returns the servers of the service; none before the first is registered.
     ///
     /// # Errors
     /// No node of the registry answers.
     pub async fn nodes(&self) -> Result<Vec<NodeConfig>, Failure> {
         let path = format!("services/{}/instances", segment(&self.service));
-        Ok(nodes(&self.ask(Method::GET, &path, None).await?))
+        match self.ask(Method::GET, &path, None).await {
+            Ok(answer) => Ok(nodes(&answer)),
+            Err(failure) => match self.is_known().await? {
+                true => Err(failure),
+                false => Ok(Vec::new()),
+            },
+        }
+    }
+
+    /// True if the registry has the service.
+    async fn is_known(&self) -> Result<bool, Failure> {
+        let listed = self.ask(Method::GET, &format!("services?prefix={}", segment(&self.service)), None).await?;
+        let mut services = listed["services"].as_array().into_iter().flatten();
+        Ok(services.any(|service| service["service"].as_str() == Some(self.service.as_str())))
     }
 
     /// Removes the entry of a server.

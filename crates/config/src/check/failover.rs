@@ -6,6 +6,7 @@ use super::findings::{Findings, Stat};
 use super::password::{self, Password};
 use crate::Config;
 use crate::failover::{FailoverConfig, PartConfig, RelayPartConfig};
+use crate::node::NodeAgentConfig;
 use process::address::parse_address;
 
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
@@ -13,7 +14,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     if *failover == FailoverConfig::default() {
         return;
     }
-    if config.cluster.nodes.is_empty() && config.cluster.from.urls.is_empty() {
+    // An agent logs in as the same user, and its server is a node.
+    let has_agent = config.node != NodeAgentConfig::default();
+    if config.cluster.nodes.is_empty() && config.cluster.from.urls.is_empty() && !has_agent {
         findings.error("failover", "found no [[cluster.nodes]]: there is nothing to fail over to");
     }
     let (in_place, file) = (failover.password.is_some(), failover.password_file.as_deref());
