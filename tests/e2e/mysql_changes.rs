@@ -196,7 +196,7 @@ async fn a_switchover_of_mysql_loses_nothing() {
     eprintln!("{} acknowledged, 0 lost", acknowledged.len());
 }
 
-/// Of two watchers under a lock of the registry one replaces the lost source; another one without a lock says what to do.
+/// Two watchers under a lock of the registry: one replaces the lost source. Another one, without a lock, says what to do.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts three servers of MySQL, for scripts/test-long"]
 async fn a_watcher_replaces_a_lost_source_of_mysql() {

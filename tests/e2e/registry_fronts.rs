@@ -220,7 +220,7 @@ async fn consuls_clients_do_not_spin() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
     // 404 would mean "nothing there": a watching client comes back at once. (Keys are watched: `registry_kv`.)
-    for absent in ["/v1/query", "/v1/agent/metrics", "/v1/agent/connect/ca/roots"] {
+    for absent in ["/v1/config", "/v1/agent/metrics", "/v1/agent/connect/ca/roots"] {
         assert_eq!(node.get(absent).await.status, 501, "{absent}");
     }
     for empty in ["/v1/catalog/connect/a", "/v1/catalog/gateway-services/a", "/v1/health/connect/a"] {

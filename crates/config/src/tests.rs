@@ -66,7 +66,7 @@ const TOKEN: &str = concat!(
 );
 
 /// The rest of a whole file for a printed piece, by the beginning of the piece.
-const PIECES: [(&str, &str); 11] = [
+const PIECES: [(&str, &str); 12] = [
     // A whole file, unlike others that begin with a table of the proxy's.
     ("[proxy.users", ""),
     ("[proxy.", GOOD),
@@ -77,6 +77,7 @@ const PIECES: [(&str, &str); 11] = [
     ("[cluster]\n", "[proxy]\nauth = \"trust\"\n"),
     ("[console]", GOOD),
     ("[failover.etcd]", GOOD),
+    ("[failover]\nengine = \"mysql\"\nreplication_user", GOOD),
     ("#:schema", GOOD),
     ("[registry", TOKEN),
 ];

@@ -12,9 +12,10 @@ pub(super) fn of_path(path: &str) -> Option<Front> {
         ("prometheus", _) => Some(Front::Prometheus),
         ("nacos", _) => Some(Front::Nacos),
         ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
-        ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn" | "event" | "acl")) => {
-            Some(Front::Consul)
-        }
+        (
+            "v1",
+            Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn" | "event" | "query" | "acl"),
+        ) => Some(Front::Consul),
         ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
         ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
             Some(Front::Polaris)

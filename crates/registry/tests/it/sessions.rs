@@ -534,6 +534,7 @@ async fn a_store_without_keys_says_so() {
         ("PUT /v1/txn", "501"),
         ("PUT /v1/event/fire/deploy", "501"),
         ("GET /v1/event/list", "501"),
+        ("GET /v1/query", "501"),
         ("GET /v1/catalog/services", "200"),
     ] {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -543,7 +544,7 @@ async fn a_store_without_keys_says_so() {
         tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
         assert_eq!(answer.split(' ').nth(1), Some(status), "{ask}: {answer}");
         assert_eq!(
-            answer.contains("keys, sessions and events need a store in SQLite"),
+            answer.contains("keys, sessions, events and queries need a store in SQLite"),
             status == "501",
             "{ask}: {answer}"
         );
