@@ -166,9 +166,11 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/relay-mysql.md", "CREATE USER failover", "tests/harness/mysql.rs", ["REPLICATION CLIENT, REPLICATION_SLAVE_ADMIN, SYSTEM_VARIABLES_ADMIN ON *.*"]),
     ("docs/guide/relay-mysql.md", "[mysqld]", "tests/harness/mysql.rs", ["--plugin-load-add=semisync_source.so", "--rpl-semi-sync-source-timeout=4294967295"]),
     ("docs/guide/relay-mysql.md", "CHANGE REPLICATION SOURCE TO", "tests/harness/mysql.rs", ["CHANGE REPLICATION SOURCE TO", "SOURCE_AUTO_POSITION=1"]),
+    ("docs/guide/relay-mysql.md", "kingpost up --engine mysql", "tests/e2e/up_mariadb.rs", ["\"--engine\", \"mysql\""]),
     (REGISTRY, "kingpost registry agent", "tests/e2e/registry_agent.rs", ["\"registry\", \"agent\", \"--url\"", "\"--ttl\""]),
     (REGISTRY, "curl -X PUT http://127.0.0.1:8632/v1/acl/bootstrap", "tests/e2e/registry_acl.rs", ["\"/v1/acl/bootstrap\""]),
     (REGISTRY_CONFIG, "kingpost registry config import", "tests/e2e/registry_config.rs", ['"registry", "config", "import"', '"--nacos"']),
+    (REGISTRY_CONFIG, "kingpost registry export --configs", "tests/e2e/registry_config.rs", ['"--configs", "--history"', '"registry", "export"']),
     ("docs/guide/node.md", "kingpost node --config", "tests/e2e/node.rs", ["\"--init\"", "\"--join\"", "\"--name\"", "\"--address\""]),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]
