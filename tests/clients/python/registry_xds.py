@@ -158,6 +158,9 @@ def names_come_and_go():
     assert stream.names() == ("endpoints", ["tenant-a/cart"])
     # Unsubscribed: its changes are not told. Subscribed again: told anew.
     stream.ask("endpoints", "tenant-a/shop")
+    # An unsubscription has no answer. This one comes after it.
+    stream.ask("cluster", "tenant-a/shop")
+    assert stream.names() == ("cluster", ["tenant-a/shop"])
     put("tenant-a", "cart", "c2", host="10.1.0.2")
     put("tenant-a", "shop", "a2", host="10.0.0.9")
     kind, found = stream.told()
