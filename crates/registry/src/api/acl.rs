@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::auth::{TokenHash, hash_of, parse_hash};
@@ -83,6 +84,17 @@ pub(super) struct Stored<R> {
     pub(super) modified: Revision,
 }
 
+impl<R: DeserializeOwned> Stored<R> {
+    /// Decodes an entry.
+    ///
+    /// # Errors
+    /// The entry is no such row.
+    pub(super) fn decode(entry: &Entry) -> Result<Stored<R>, serde_json::Error> {
+        let row = serde_json::from_slice(&entry.value)?;
+        Ok(Stored { row, created: entry.created, modified: entry.modified })
+    }
+}
+
 /// A row of a scope.
 #[derive(Debug)]
 pub(super) enum Row {
@@ -149,14 +161,12 @@ pub(super) fn digest_of(secret: &str) -> String {
 impl Row {
     /// Decodes an entry; `None` for one of another kind. An entry that cannot be decoded is logged.
     pub(super) fn of(entry: &Entry) -> Option<Row> {
-        fn decode<R: for<'de> Deserialize<'de>>(entry: &Entry) -> Option<Stored<R>> {
-            match serde_json::from_slice(&entry.value) {
-                Ok(row) => Some(Stored { row, created: entry.created, modified: entry.modified }),
-                Err(error) => {
+        fn decode<R: DeserializeOwned>(entry: &Entry) -> Option<Stored<R>> {
+            Stored::decode(entry)
+                .inspect_err(|error| {
                     tracing::error!(key = &*entry.key, %error, "a token or policy in the store cannot be decoded, and does not count");
-                    None
-                }
-            }
+                })
+                .ok()
         }
         if entry.key.starts_with(TOKEN) {
             return decode(entry).map(Row::Token);

@@ -18,11 +18,12 @@ use super::session::is_uuid;
 use super::sight::Sight;
 use super::template::{Name, Text};
 use super::wire::{Kept, Object};
-use crate::api::auth::{Caller, TokenHash, hash_of, parse_hash};
+use crate::api::acl::{Stored, digest_of};
+use crate::api::auth::{Caller, TokenHash, parse_hash};
 use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::kv::{Entry, Operation, Verb};
 use crate::rights::{Kind, Resource};
-use crate::{Instance, NamespaceName, Registry, Revision, ServiceKey};
+use crate::{Instance, NamespaceName, Registry, ServiceKey};
 
 /// Shown in place of a token.
 const HIDDEN: &str = "<hidden>";
@@ -81,14 +82,6 @@ pub(super) struct Service {
     service_meta: BTreeMap<String, String>,
 }
 
-/// A query with the revisions of its creation and of its last change.
-#[derive(Debug, Clone)]
-pub(super) struct Found {
-    pub(super) query: Query,
-    created: Revision,
-    modified: Revision,
-}
-
 impl Query {
     /// Reads and checks a query of a request's body.
     pub(super) fn read(body: &Value, id: String) -> Result<Query, ApiError> {
@@ -120,7 +113,7 @@ impl Query {
                     "Bad Token '{HIDDEN}', it looks like a query definition with a redacted token was submitted"
                 )));
             }
-            token => hash_of(token).iter().map(|byte| format!("{byte:02x}")).collect(),
+            token => digest_of(token),
         };
         query.service = match object.get("service") {
             None => Service::default(),
@@ -295,15 +288,10 @@ impl Service {
     }
 }
 
-impl Found {
-    fn of(row: &Entry) -> Option<Found> {
-        let query = serde_json::from_slice(&row.value).ok()?;
-        Some(Found { query, created: row.created, modified: row.modified })
-    }
-
+impl Stored<Query> {
     /// Returns a query in Consul's form.
     pub(super) fn show(&self) -> Value {
-        let Query { id, name, session, token, template, service, ttl } = &self.query;
+        let Query { id, name, session, token, template, service, ttl } = &self.row;
         let template = template.as_ref();
         json!({
             "ID": id,
@@ -340,9 +328,18 @@ impl Found {
 }
 
 /// Returns the queries among `rows` that have not ended with their session.
-pub(super) fn living(registry: &Registry, namespace: &NamespaceName, rows: &[Arc<Entry>]) -> Vec<Found> {
-    let found = rows.iter().filter(|row| row.key.starts_with(ID)).filter_map(|row| Found::of(row));
-    found.filter(|found| lives(registry, namespace, &found.query)).collect()
+pub(super) fn living(registry: &Registry, namespace: &NamespaceName, rows: &[Arc<Entry>]) -> Vec<Stored<Query>> {
+    split(registry, namespace, rows).0
+}
+
+/// Returns the queries among `rows`: those that live, and those that have ended with their session.
+pub(super) fn split(
+    registry: &Registry,
+    namespace: &NamespaceName,
+    rows: &[Arc<Entry>],
+) -> (Vec<Stored<Query>>, Vec<Stored<Query>>) {
+    let all = rows.iter().filter(|row| row.key.starts_with(ID)).filter_map(|row| Stored::<Query>::decode(row).ok());
+    all.partition(|found| lives(registry, namespace, &found.row))
 }
 
 fn lives(registry: &Registry, namespace: &NamespaceName, query: &Query) -> bool {
@@ -353,13 +350,13 @@ fn lives(registry: &Registry, namespace: &NamespaceName, query: &Query) -> bool 
 pub(super) const ROWS: &str = ID;
 
 /// Returns the query with an id.
-pub(super) fn by_id(registry: &Registry, namespace: &NamespaceName, id: &str) -> Option<Found> {
+pub(super) fn by_id(registry: &Registry, namespace: &NamespaceName, id: &str) -> Option<Stored<Query>> {
     let row = registry.query_row(namespace, &format!("{ID}{id}"))?;
-    Found::of(&row).filter(|found| lives(registry, namespace, &found.query))
+    Stored::decode(&row).ok().filter(|found: &Stored<Query>| lives(registry, namespace, &found.row))
 }
 
 /// Returns the query that an id or a name stands for: the one of that name, else the template with the longest name that it begins with, rendered.
-pub(super) fn resolve(registry: &Registry, namespace: &NamespaceName, id_or_name: &str) -> Option<Found> {
+pub(super) fn resolve(registry: &Registry, namespace: &NamespaceName, id_or_name: &str) -> Option<Stored<Query>> {
     if is_uuid(id_or_name) {
         return by_id(registry, namespace, id_or_name);
     }
@@ -376,8 +373,8 @@ pub(super) fn resolve(registry: &Registry, namespace: &NamespaceName, id_or_name
     }
     let prefixes = (0..=name.len()).rev().filter_map(|end| name.get(..end));
     let template = prefixes.map(|prefix| format!("{TEMPLATE}{prefix}")).find_map(of_key)?;
-    let query = template.query.rendered(id_or_name).ok()?;
-    Some(Found { query, ..template })
+    let row = template.row.rendered(id_or_name).ok()?;
+    Some(Stored { row, ..template })
 }
 
 /// Returns the instances that a query selects, as far as `sight` reaches.
@@ -407,9 +404,9 @@ pub(in crate::api) fn of_name(
     caller: impl FnOnce(Option<TokenHash>) -> Option<Option<Caller>>,
 ) -> Option<(Vec<Arc<Instance>>, Option<Duration>)> {
     let found = resolve(registry, namespace, name)?;
-    let caller = caller(parse_hash(&found.query.token))?;
+    let caller = caller(parse_hash(&found.row.token))?;
     let sight = caller.and_then(|caller| Sight::of(&caller, namespace.as_str(), "", &Arc::default()));
-    Some((selected(registry, namespace, &found.query, sight.as_ref(), ""), found.query.ttl()))
+    Some((selected(registry, namespace, &found.row, sight.as_ref(), ""), found.row.ttl()))
 }
 
 #[cfg(test)]
