@@ -172,6 +172,17 @@ fn delete_known(of: Place, entry: &ConfigEntry) -> [Operation; 2] {
     [operation(of, &entry.key, Verb::CheckIndex(entry.revision)), delete(of, &entry.key)]
 }
 
+/// Writes an entry in place of the one that was read, unless it is the same. Returns the operations, and the entry after them.
+fn replace(of: Place, before: Option<&ConfigEntry>, entry: ConfigEntry) -> (Vec<Operation>, Option<ConfigEntry>) {
+    match before {
+        Some(before) if is_same(before, &entry) => (Vec::new(), Some(before.clone())),
+        before => {
+            let expected = before.map_or(Revision(0), |before| before.revision);
+            (vec![set_if(of, &entry, expected)], Some(entry))
+        }
+    }
+}
+
 /// True if another change was faster.
 fn is_lost_race(refusal: &Refusal) -> bool {
     use Refusal::*;
@@ -429,13 +440,7 @@ impl Registry {
                 _ => {}
             }
             let draft = ConfigEntry { version: 0, ..next(rows, key, new, author) };
-            match &rows.draft {
-                Some(before) if is_same(before, &draft) => Ok((Vec::new(), Some(before.clone()))),
-                before => {
-                    let expected = before.as_ref().map_or(Revision(0), |before| before.revision);
-                    Ok((vec![set_if(Place::Draft, &draft, expected)], Some(draft)))
-                }
-            }
+            Ok(replace(Place::Draft, rows.draft.as_ref(), draft))
         })
         .await
     }
@@ -564,13 +569,7 @@ impl Registry {
         }
         self.change_config(namespace, key, |rows| {
             let gray = ConfigEntry { audience: audience.clone(), ..next(rows, key, new, author) };
-            match &rows.gray {
-                Some(before) if is_same(before, &gray) => Ok((Vec::new(), Some(before.clone()))),
-                before => {
-                    let expected = before.as_ref().map_or(Revision(0), |before| before.revision);
-                    Ok((vec![set_if(Place::Gray, &gray, expected)], Some(gray)))
-                }
-            }
+            Ok(replace(Place::Gray, rows.gray.as_ref(), gray))
         })
         .await
     }
