@@ -1,10 +1,10 @@
 //! Status of `kingpost watch` over HTTP: `/metrics`, `/healthz`, `/readyz`, so that its death is noticed.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::judge::Judgement;
-use metrics::{Exposition, Source, Type};
+use metrics::{Exposition, Pulse, Source, Type};
 
 /// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.
 const STANDS_STILL: Duration = Duration::from_secs(30);
@@ -17,10 +17,9 @@ pub(super) struct Report(Mutex<Seen>);
 struct Seen {
     acts: bool,
     looks: u64,
-    last: Instant,
     judgement: Option<Judgement>,
-    /// True while its own failover is under way: no look ends meanwhile, and each of its steps has a limit.
-    working: bool,
+    /// An action is a failover of its own: each of its steps has a limit.
+    pulse: Pulse,
     failovers: u64,
     failures: u64,
 }
@@ -29,32 +28,25 @@ impl Report {
     /// Makes a report. `acts`: the watcher replaces a lost primary by itself.
     pub(super) fn new(acts: bool) -> Report {
         let (looks, failovers, failures) = (0, 0, 0);
-        Report(Mutex::new(Seen {
-            acts,
-            looks,
-            last: Instant::now(),
-            judgement: None,
-            working: false,
-            failovers,
-            failures,
-        }))
+        Report(Mutex::new(Seen { acts, looks, judgement: None, pulse: Pulse::new(STANDS_STILL), failovers, failures }))
     }
 
     pub(super) fn looked(&self, judgement: &Judgement) {
         self.with(|seen| {
-            (seen.looks, seen.last) = (seen.looks + 1, Instant::now());
+            seen.looks += 1;
+            seen.pulse.turned();
             seen.judgement = Some(judgement.clone());
         });
     }
 
     pub(super) fn begins(&self) {
-        self.with(|seen| seen.working = true);
+        self.with(|seen| seen.pulse.begins());
     }
 
     /// Records the end of a failover. `done`: true if it did the work, false if somebody else has the lock; None: it has failed.
     pub(super) fn ends(&self, done: Option<bool>) {
         self.with(|seen| {
-            (seen.working, seen.last) = (false, Instant::now());
+            seen.pulse.ends();
             seen.failovers += u64::from(done == Some(true));
             seen.failures += u64::from(done.is_none());
         });
@@ -70,7 +62,7 @@ impl Source for Report {
         let mut exposition = Exposition::of_this_build();
         self.with(|seen| {
             exposition.gauge("watch_acts", "1 if it replaces a lost primary by itself.", seen.acts);
-            exposition.gauge("watch_working", "1 while a failover of its own is under way.", seen.working);
+            exposition.gauge("watch_working", "1 while a failover of its own is under way.", seen.pulse.is_acting());
             exposition.counter("watch_looks_total", "Looks at servers and relays.", seen.looks);
             exposition.counter("watch_failovers_total", "Failovers that it has carried out.", seen.failovers);
             exposition.counter(
@@ -88,12 +80,7 @@ impl Source for Report {
     }
 
     fn alive(&self) -> Result<(), String> {
-        self.with(|seen| match seen.last.elapsed() {
-            still if still > STANDS_STILL && !seen.working => {
-                Err(format!("no look has ended for {} s", still.as_secs()))
-            }
-            _ => Ok(()),
-        })
+        self.with(|seen| seen.pulse.alive())
     }
 
     fn ready(&self) -> Result<(), String> {

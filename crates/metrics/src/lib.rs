@@ -4,8 +4,10 @@ mod admin;
 mod exposition;
 mod otlp;
 mod profile;
+mod pulse;
 
 pub use admin::{Admin, IDLE, Source};
 pub use exposition::{Exposition, Type};
 pub use otlp::metrics::Pushing;
 pub use otlp::traces::Traces;
+pub use pulse::Pulse;

@@ -1,9 +1,9 @@
 //! Status of an agent over HTTP: `/metrics`, `/healthz`, `/readyz`.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use metrics::{Exposition, Source, Type};
+use metrics::{Exposition, Pulse, Source, Type};
 
 use crate::supervise::{Decision, State, Trouble};
 
@@ -19,12 +19,10 @@ struct Seen {
     state: State,
     why: Option<Trouble>,
     paused: bool,
-    /// True while an action is under way.
-    acting: bool,
+    pulse: Pulse,
     turns: u64,
     actions: u64,
     failures: u64,
-    last: Instant,
     /// Settings that wait for a restart of the server.
     pending: usize,
     /// Rest of a primary's lease.
@@ -37,11 +35,10 @@ impl Report {
             state: State::Absent,
             why: None,
             paused: false,
-            acting: false,
+            pulse: Pulse::new(STANDS_STILL),
             turns: 0,
             actions: 0,
             failures: 0,
-            last: Instant::now(),
             pending: 0,
             lease: None,
         }))
@@ -52,17 +49,18 @@ impl Report {
         self.with(|seen| {
             (seen.state, seen.why) = (decision.state, decision.why.clone());
             (seen.paused, seen.lease) = (paused, lease);
-            (seen.turns, seen.last) = (seen.turns + 1, Instant::now());
+            seen.turns += 1;
+            seen.pulse.turned();
         });
     }
 
     pub(crate) fn begins(&self) {
-        self.with(|seen| seen.acting = true);
+        self.with(|seen| seen.pulse.begins());
     }
 
     pub(crate) fn ends(&self, succeeded: bool) {
         self.with(|seen| {
-            (seen.acting, seen.last) = (false, Instant::now());
+            seen.pulse.ends();
             seen.actions += 1;
             seen.failures += u64::from(!succeeded);
         });
@@ -86,7 +84,7 @@ impl Source for Report {
                 states.sample(&[("state", &state.to_string())], state == seen.state);
             }
             exposition.gauge("node_paused", "1 while the agent only watches.", seen.paused);
-            exposition.gauge("node_acting", "1 while an action is under way.", seen.acting);
+            exposition.gauge("node_acting", "1 while an action is under way.", seen.pulse.is_acting());
             exposition.counter("node_turns_total", "Looks at the server and the cluster.", seen.turns);
             exposition.counter("node_actions_total", "Actions of the agent.", seen.actions);
             exposition.counter("node_failures_total", "Actions that have failed; each is tried again.", seen.failures);
@@ -101,12 +99,7 @@ impl Source for Report {
     }
 
     fn alive(&self) -> Result<(), String> {
-        self.with(|seen| match seen.last.elapsed() {
-            still if still > STANDS_STILL && !seen.acting => {
-                Err(format!("no look has ended for {} s", still.as_secs()))
-            }
-            _ => Ok(()),
-        })
+        self.with(|seen| seen.pulse.alive())
     }
 
     fn ready(&self) -> Result<(), String> {
