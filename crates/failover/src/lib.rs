@@ -47,6 +47,7 @@ mod sync_names;
 mod watch;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind};
 
@@ -59,6 +60,9 @@ use leftovers::Leftover;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
 use process::{Failure, INTERRUPTED, LogConfig, LogFlags, StopSignals, control_runtime, listen_for, logging, terminal};
 use replace_primary::replace_primary;
+
+/// Time between two surveys that wait for something.
+const BETWEEN_SURVEYS: Duration = Duration::from_millis(50);
 
 /// Promotes a standby to replace a lost primary.
 pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
@@ -231,6 +235,18 @@ fn drive(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure>
     let result = runtime.block_on(work);
     runtime.shutdown_background();
     result
+}
+
+/// Surveys until a survey is good enough; returns the last one, also after the time limit.
+async fn survey_until<S>(limit: Duration, survey: impl AsyncFn() -> S, is_enough: impl Fn(&S) -> bool) -> S {
+    let began = Instant::now();
+    loop {
+        let found = survey().await;
+        if is_enough(&found) || began.elapsed() > limit {
+            return found;
+        }
+        tokio::time::sleep(BETWEEN_SURVEYS).await;
+    }
 }
 
 /// Runs `work` to its end; a signal ends it anywhere, and the next run continues from there.

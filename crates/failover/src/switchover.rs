@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use ::relay::Order;
 use watermark::Lsn;
 
-use super::Ends;
 use super::engine::Promoted;
 use super::failover_run::{FailoverRun, Guard, NoGuard};
 use super::hooks::{self, Hook};
@@ -21,6 +20,7 @@ use super::lock::{self, LEASE, Lock};
 use super::pause::{Pause, Refusals};
 use super::plan::{Situation, Survey};
 use super::replace_primary::replace_primary;
+use super::{Ends, survey_until};
 use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
@@ -133,15 +133,8 @@ pub(super) async fn run(
 
 /// Waits until enough relays whose fences were removed receive again; returns the last survey, also after the time limit.
 async fn relays_receive(steps: &FailoverRun, needed: usize) -> Survey {
-    let began = Instant::now();
-    loop {
-        let survey = steps.clients.survey().await;
-        let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
-        if streaming >= needed || began.elapsed() > steps.limit() {
-            return survey;
-        }
-        tokio::time::sleep(PACE).await;
-    }
+    let streaming = |survey: &Survey| survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
+    survey_until(steps.limit(), async || steps.clients.survey().await, |survey| streaming(survey) >= needed).await
 }
 
 /// Waits for open transactions to end, and pauses clients.

@@ -19,7 +19,7 @@ use super::super::engine::{Plan, Wish};
 use super::super::failover_run::{Guard, NoGuard};
 use super::super::hooks::{self, Hook};
 use super::super::plan::Survey;
-use super::super::{Ends, drive};
+use super::super::{Ends, drive, survey_until};
 use super::situation::{Situation, situation, successor};
 use super::{
     BinlogClients, BinlogServers, Family, Held, NodeState, PACE, Servers, Target, Wanted, abort, catch_up,
@@ -108,15 +108,10 @@ async fn begin(
 
 /// Waits until enough relays whose fences were removed receive again; returns the last survey, also after the time limit.
 async fn relays_receive(servers: &Servers, needed: usize) -> Survey<BinlogServers> {
-    let began = Instant::now();
-    loop {
-        let survey = servers.clients.survey().await;
-        let streaming = survey.standing().filter(|(_, standing)| standing.upstream_state == "streaming").count();
-        if streaming >= needed || began.elapsed() > servers.limit() {
-            return survey;
-        }
-        tokio::time::sleep(PACE).await;
-    }
+    let streaming = |survey: &Survey<BinlogServers>| {
+        survey.standing().filter(|(_, standing)| standing.upstream_state == "streaming").count()
+    };
+    survey_until(servers.limit(), async || servers.clients.survey().await, |survey| streaming(survey) >= needed).await
 }
 
 /// Checks that a server can be a source whose commits wait for relays.
