@@ -5,20 +5,15 @@ without batches is a receive and a send for each on either side: 28. Batches nee
 """
 
 import re
-import shutil
-import signal
-import subprocess
 import time
-from contextlib import ExitStack
 from statistics import median
 
-from bench.cluster import DATABASE, USER, Cluster
+from bench import traced
+from bench.cluster import Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms, running
 from bench.plan import Target
-from bench.process import stop
 from bench.window import save
-from bench.workers import attached
 
 CLIENTS = 64
 # pgbench's script and protocol.
@@ -29,8 +24,7 @@ FEW = 0.02
 
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
-    if not shutil.which("strace"):
-        raise BenchError("strace is not found on PATH (Debian: apt install strace)")
+    traced.require_strace()
     names = [name for name in inventory.found if name.startswith(("kingpost", "pgbouncer"))]
     wanted = options.targets or ["kingpost", "kingpost-uring", "pgbouncer"]
     chosen = [Target(name, name) for name in names if name in wanted]
@@ -57,23 +51,11 @@ def run(options, inventory, workspace, pg_bin, say, out):
 def _count(target, inventory, workspace, cluster, load, options):
     """Calls a transaction, by name."""
     script, mode = LOADS[load]
-    with ExitStack() as stack:
-        terms = Terms(options.pool, options.workers, CLIENTS + 100)
-        endpoint = stack.enter_context(running(target, inventory, workspace, cluster, terms))
-        log = workspace.path / "calls"
-        command = ["strace", "-c", "-f", "-qq", "-o", str(log), "-p", str(endpoint.pid)]
-        tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stack.callback(stop, tracer, signal.SIGINT)
-        attached(endpoint.pid, tracer.pid)
-        pgbench = [cluster.bin / "pgbench", "-h", endpoint.host, "-p", endpoint.port, "-U", USER, "-n", "-b", script, "-M", mode]
-        pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(options.seconds), DATABASE]
-        said = workspace.call(pgbench, options.seconds + 60)
-        # It detaches, and its table is whole.
-        stop(tracer, signal.SIGINT)
-        found = re.search(r"transactions actually processed: (\d+)", said)
-        if not found or int(found[1]) == 0:
-            raise RunFailed("pgbench has done nothing")
-        return {call: count / int(found[1]) for call, count in counts(log.read_text(encoding="utf-8")).items()}
+    terms = Terms(options.pool, options.workers, CLIENTS + 100)
+    with running(target, inventory, workspace, cluster, terms) as endpoint:
+        pgbench = ["-b", script, "-M", mode]
+        log, transactions = traced.pgbench(cluster, workspace, endpoint, ["-c"], pgbench, CLIENTS, options.seconds)
+    return {call: count / transactions for call, count in counts(log.read_text(encoding="utf-8")).items()}
 
 
 def counts(table):

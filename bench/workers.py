@@ -9,18 +9,14 @@ down: so no times are shown. Counts hold on a machine with two cores, too:
 
 import os
 import re
-import shutil
-import signal
-import subprocess
 import time
-from contextlib import ExitStack
 from statistics import median
 
-from bench.cluster import DATABASE, USER, Cluster
-from bench.errors import BenchError, PeerUnavailable, RunFailed
+from bench import traced
+from bench.cluster import Cluster
+from bench.errors import BenchError, PeerUnavailable
 from bench.peers import Terms, running
 from bench.plan import Target
-from bench.process import stop
 from bench.window import save
 
 CLIENTS = 48
@@ -31,8 +27,7 @@ CALLS = "write,epoll_wait,epoll_pwait,epoll_pwait2"
 
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
-    if not shutil.which("strace"):
-        raise BenchError("strace is not found on PATH (Debian: apt install strace)")
+    traced.require_strace()
     names = [name for name in inventory.found if name.startswith("kingpost")]
     chosen = [Target(name, name) for name in names if not options.targets or name in options.targets]
     if not chosen:
@@ -57,34 +52,11 @@ def run(options, inventory, workspace, pg_bin, say, out):
 
 def _count(target, inventory, workspace, cluster, workers, seconds):
     """Letters and turns a transaction."""
-    with ExitStack() as stack:
-        endpoint = stack.enter_context(running(target, inventory, workspace, cluster, Terms(POOL, workers, 200)))
-        log = workspace.path / "calls"
-        command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(log), "-p", str(endpoint.pid)]
-        tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stack.callback(stop, tracer, signal.SIGINT)
-        attached(endpoint.pid, tracer.pid)
-        pgbench = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-S"]
-        pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(seconds), DATABASE]
-        said = workspace.call(pgbench, seconds + 60)
-        # It detaches, and its log is whole.
-        stop(tracer, signal.SIGINT)
-        found = re.search(r"transactions actually processed: (\d+)", said)
-        if not found or int(found[1]) == 0:
-            raise RunFailed("pgbench has done nothing")
+    with running(target, inventory, workspace, cluster, Terms(POOL, workers, 200)) as endpoint:
+        trace = ["-e", f"trace={CALLS}"]
+        log, transactions = traced.pgbench(cluster, workspace, endpoint, trace, ["-S"], CLIENTS, seconds)
         letters, turns = _calls(log, _eventfds(endpoint.pid))
-        return {"letters": letters / int(found[1]), "turns": turns / int(found[1]), "transactions": int(found[1])}
-
-
-def attached(pid, tracer):
-    """Waits until each thread is traced."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        tasks = [f"/proc/{pid}/task/{task}/status" for task in os.listdir(f"/proc/{pid}/task")]
-        if all(f"TracerPid:\t{tracer}\n" in open(task, encoding="ascii").read() for task in tasks):
-            return
-        time.sleep(0.05)
-    raise RunFailed("strace could not attach")
+        return {"letters": letters / transactions, "turns": turns / transactions, "transactions": transactions}
 
 
 def _eventfds(pid):
