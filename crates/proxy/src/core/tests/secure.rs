@@ -145,6 +145,16 @@ impl World {
         came
     }
 
+    /// Logs a client in by MD5; returns the connection to a server that is then asked for.
+    fn server_of_a_client(&mut self) -> Token {
+        let client = self.client();
+        let came = self.gives(client, &login());
+        let salt: [u8; 4] = came.out[9..].try_into().unwrap();
+        let mut answer = Vec::new();
+        message::password(&mut answer, &wire::md5::Verifier::new("u", "secret").answer(salt));
+        self.gives(client, &answer).connect.unwrap()
+    }
+
     /// Returns how the last connection to a server goes.
     fn way(&self) -> &'static str {
         match self.way {
@@ -391,12 +401,7 @@ fn servers_are_asked_for_tls() {
 fn a_server_gets_a_password_in_clear_over_tls_only() {
     for (mode, good) in [(ConnectMode::Disable, false), (ConnectMode::Require, true)] {
         let mut world = World::new(AuthMethod::Md5, ListenMode::Allow, ClientCert::None, mode);
-        let client = world.client();
-        let came = world.gives(client, &login());
-        let salt: [u8; 4] = came.out[9..].try_into().unwrap();
-        let mut answer = Vec::new();
-        message::password(&mut answer, &wire::md5::Verifier::new("u", "secret").answer(salt));
-        let server = world.gives(client, &answer).connect.unwrap();
+        let server = world.server_of_a_client();
         world.core.connected(server);
         if good {
             world.settle(server);
@@ -439,12 +444,7 @@ fn a_local_socket_lets_in_nobody_whom_tcp_keeps_out() {
             ConnectMode::Prefer,
             Some(socket_path),
         );
-        let client = world.client();
-        let came = world.gives(client, &login());
-        let salt: [u8; 4] = came.out[9..].try_into().unwrap();
-        let mut answer = Vec::new();
-        message::password(&mut answer, &wire::md5::Verifier::new("u", "secret").answer(salt));
-        let server = world.gives(client, &answer).connect.unwrap();
+        let server = world.server_of_a_client();
         assert_eq!(world.way(), "socket", "{case}");
         if socket.is_empty() {
             world.core.closed(server, "no such file");
