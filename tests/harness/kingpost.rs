@@ -314,6 +314,21 @@ impl Kingpost {
         self.process().signal(libc::SIGHUP);
     }
 
+    /// As [`Kingpost::reload`], and waits until the proxy has logged that all of it runs with the new configuration.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn reload_and_wait(&self, path: &str, value: impl Into<Value>) {
+        let log = self.config_path.with_extension("log");
+        let reloads = || std::fs::read_to_string(&log).unwrap_or_default().matches(r#""message":"reloaded""#).count();
+        let before = reloads();
+        self.reload(path, value);
+        wait_until("the proxy to have reloaded", SOON, &self.endpoint.logs, async || {
+            (reloads() > before).then_some(())
+        })
+        .await;
+    }
+
     /// Runs `kingpost` with other arguments to its end.
     ///
     /// # Panics

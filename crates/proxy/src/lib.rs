@@ -36,7 +36,7 @@ pub mod verify;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,9 @@ use settings::{Settings, SettingsError};
 /// Maximum number of workers: the process ID that a client is told has eight bits for its worker, and the sets of workers in a pool's budget have as
 /// many bits.
 const MOST_WORKERS: usize = core::MOST_WORKERS;
+
+/// Limit on the wait of a reload for the workers: they answer between two events, so in microseconds as a rule.
+const ADOPTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Reason why a proxy could not start, or could not apply a new configuration.
 #[derive(Debug, thiserror::Error)]
@@ -337,14 +340,20 @@ impl Proxy {
     }
 
     /// Applies a new configuration: users, databases, pools, limits and routing. `listen`, `workers` and `driver` stay as at the start of the
-    /// process.
+    /// process. Blocks until every worker has taken them over, at most a second.
     pub fn adopt(&self, prepared: Prepared) {
         let settings = prepared.0;
         *self.context.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
         self.shared.accounts.clear();
         self.shared.traffic.configure(&settings.traffic);
+        let (in_effect, all) = mpsc::channel();
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(WorkerCommand::Core(CoreMessage::Settings(settings.clone())));
+            let message = CoreMessage::Settings(settings.clone(), Some(in_effect.clone()));
+            mailbox.post(WorkerCommand::Core(message));
+        }
+        drop(in_effect);
+        if all.recv_timeout(ADOPTED_WITHIN) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!(within = ?ADOPTED_WITHIN, "a busy worker has not taken over the new configuration yet");
         }
     }
 

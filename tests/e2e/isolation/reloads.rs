@@ -32,7 +32,7 @@ async fn who_listens_is_not_left_in_the_former_database() {
     let kingpost = Kingpost::of(&cluster).set("proxy.databases", vec![alias(DATABASE)]).start().await;
     let listens = connect(&kingpost).await;
     listens.batch_execute("LISTEN news").await.unwrap();
-    kingpost.reload("proxy.databases", vec![alias(OTHER_DATABASE)]);
+    kingpost.reload_and_wait("proxy.databases", vec![alias(OTHER_DATABASE)]).await;
     wait_until("the client that listens to be told", SOON, cluster.dir(), async || {
         listens.simple_query("SELECT 1").await.is_err().then_some(())
     })
@@ -66,15 +66,14 @@ async fn a_client_of_before_does_not_go_on_without_its_role() {
     let kingpost = Kingpost::of(&cluster).set("proxy.databases", vec![Value::Table(plain)]).start().await;
     let before = connect(&kingpost).await;
     assert_eq!(value(&before, "SELECT current_user || ' ' || session_user").await, format!("{USER} {USER}"));
-    kingpost.reload("proxy.databases", vec![Value::Table(as_role)]);
-    wait_until("a session of the new user", SOON, cluster.dir(), async || {
-        let after = connect(&kingpost).await;
-        let is = value(&after, "SELECT current_user || ' ' || session_user").await;
-        (is == format!("{USER} pooled")).then_some(())
-    })
-    .await;
+    kingpost.reload_and_wait("proxy.databases", vec![Value::Table(as_role)]).await;
     let row = before.query_one("SELECT current_user::text", &[]).await;
     assert!(row.is_err(), "it goes on as {:?}", row.map(|row| row.get::<_, String>(0)));
+    // A reload that is logged has reached every worker.
+    for _ in 0..8 {
+        let after = connect(&kingpost).await;
+        assert_eq!(value(&after, "SELECT current_user || ' ' || session_user").await, format!("{USER} pooled"));
+    }
 }
 
 #[tokio::test]

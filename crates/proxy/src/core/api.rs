@@ -1,7 +1,7 @@
 //! Inputs of a core besides bytes, and its requests to the driver.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use topology::{Address, NodeId};
 
@@ -72,8 +72,8 @@ pub enum CoreMessage {
         /// The question or the answer.
         message: ListenerMessage,
     },
-    /// A new configuration.
-    Settings(Arc<Settings>),
+    /// A new configuration. Who sent it waits until every worker has dropped its sender: each has put the settings into effect then.
+    Settings(Arc<Settings>, Option<mpsc::Sender<()>>),
     /// Notice that passwords were read again for every request up to this ticket; new settings were sent before it.
     Renewed(u64),
     /// The console's answer to one of this worker's clients.

@@ -426,7 +426,7 @@ impl Core {
                 }
             }
             CoreMessage::Listen { key, message } => self.about_listening(&key, message),
-            CoreMessage::Settings(settings) => self.apply(settings),
+            CoreMessage::Settings(settings, _in_effect) => self.apply(settings),
             CoreMessage::Renewed(ticket) => self.renewed(ticket),
             CoreMessage::Answer { client, bytes } => {
                 if self.is_client(client) {

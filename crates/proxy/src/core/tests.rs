@@ -90,7 +90,7 @@ fn a_connection_on_its_way_between_workers_is_renewed_as_all_others() {
             let database =
                 DatabaseConfig { name: database.into(), dbname: Some("v2".into()), ..DatabaseConfig::default() };
             let config = ProxyConfig { auth: AuthMethod::Trust, databases: vec![database], ..ProxyConfig::default() };
-            Some(CoreMessage::Settings(Arc::new(Settings::new(&config).unwrap())))
+            Some(CoreMessage::Settings(Arc::new(Settings::new(&config).unwrap()), None))
         };
         let reconnect = |_: &str| Some(CoreMessage::Operate(Operation::Reconnect(None)));
         kept += u32::from(world().is_kept(|_| None) == Some(true));
