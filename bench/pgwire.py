@@ -20,16 +20,20 @@ class Connection:
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.sendall(startup(user, database))
-            self._until_ready()
+            self.receive()
         except BaseException:
             self.socket.close()
             raise
 
     def query(self, text):
         """Runs a simple query; returns its rows as lists of strings or None."""
+        self.send(text)
+        return self.receive()
+
+    def send(self, text):
+        """Sends a simple query, whose answer `receive` returns."""
         body = text.encode() + b"\0"
         self.socket.sendall(b"Q" + struct.pack("!I", len(body) + 4) + body)
-        return self._until_ready()
 
     def close(self):
         """Says goodbye and closes; never fails."""
@@ -45,7 +49,8 @@ class Connection:
     def __exit__(self, *_):
         self.close()
 
-    def _until_ready(self):
+    def receive(self):
+        """Reads to the end of an answer; returns its rows as lists of strings or None."""
         rows, error = [], None
         while True:
             kind, length = struct.unpack("!cI", self._exactly(5))
