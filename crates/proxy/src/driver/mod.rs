@@ -9,6 +9,7 @@ pub(crate) mod mailbox;
 pub(crate) mod ring;
 mod ringed;
 mod secured;
+mod spin;
 pub(crate) mod sys;
 mod system;
 pub(crate) mod worker;

@@ -94,9 +94,10 @@ struct Turn {
 }
 
 impl Waits for Turn {
-    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<bool> {
         let wait = Wait { limit, gather: std::mem::take(&mut self.gather) };
-        worker.submit(&mut self.ring, &mut self.done, wait)
+        worker.submit(&mut self.ring, &mut self.done, wait)?;
+        Ok(!self.done.is_empty())
     }
 
     fn gather(&mut self, worker: &mut Worker, limit: Duration) {
@@ -139,7 +140,7 @@ impl Worker {
         let mut turn = Turn { ring, done: Vec::new(), gather: Duration::ZERO };
         self.turns(&mut turn)?;
         // Sends the last output.
-        turn.wait(self, Duration::ZERO)
+        turn.wait(self, Duration::ZERO).map(drop)
     }
 
     /// Submits the agenda, waits, and reports the sent bytes to the core.
