@@ -33,6 +33,8 @@ pub enum Encoding {
     NacosHosts,
     /// Nacos' hosts of a piece, only those that are not critical.
     NacosHealthy,
+    /// Nacos' hosts of a piece, all of them shown as healthy.
+    NacosProtected,
     /// The digest of [`Encoding::NacosHosts`].
     NacosDigest,
     /// The service's entry of Consul's `/v1/catalog/services`: name and tags.

@@ -36,10 +36,82 @@ async fn a_service_is_described_by_its_clusters() {
             "no service \"DEFAULT_GROUP@@shop\" in the namespace \"other\"",
         ),
         ("GET", "", 400, "serviceName"),
-        ("POST", "serviceName=new", 405, ""),
-        ("DELETE", "serviceName=shop", 405, ""),
+        ("DELETE", "serviceName=shop", 409, "instances"),
+        ("PATCH", "serviceName=shop", 405, ""),
     ] {
         let (status, body) = node.ask(method, &format!("/nacos/v1/ns/service?{query}"), "").await;
         assert!(status == expected && body.contains(said), "{method} {query}: {status} {body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_is_created_changed_and_removed() {
+    let node = Node::alone().await;
+    let label = "selector=%7B%22type%22:%22label%22,%22expression%22:%22a%3Db%22%7D";
+    for (version, answer) in [
+        ("/nacos/v1/ns/service", "ok"),
+        ("/nacos/v2/ns/service", r#""data":"ok""#),
+        ("/nacos/v3/admin/ns/service", r#""data":"ok""#),
+    ] {
+        let at = format!("{version}?serviceName=shop&groupName=g");
+        for (method, more, status, said) in [
+            ("PUT", "&protectThreshold=0.5", 400, "no service"),
+            ("DELETE", "", 400, "no service"),
+            ("POST", "&protectThreshold=2", 400, "protectThreshold"),
+            ("POST", "&metadata=kingpost.nacos%3D1", 400, "reserved"),
+            ("POST", "&protectThreshold=0.5&metadata=a%3Db", 200, answer),
+            ("POST", "", 400, "already exists"),
+            ("GET", "", 200, r#""protectThreshold":0.5"#),
+            ("GET", "", 200, r#"{"a":"b"}"#),
+            ("PUT", &*format!("&protectThreshold=0.25&{label}"), 200, answer),
+            ("GET", "", 200, r#""protectThreshold":0.25"#),
+            ("GET", "", 200, r#""metadata":{}"#),
+            ("GET", "", 200, r#""expression":"a=b""#),
+        ] {
+            let (found, body) = node.ask(method, &format!("{at}{more}"), "").await;
+            assert!(found == status && body.contains(said), "{method} {at}{more}: {found} {body}");
+        }
+        let list = format!("{version}/list?groupName=g&pageNo=1&pageSize=10");
+        assert!(node.ask("GET", &list, "").await.1.contains("\"shop\""), "an empty service is shown: {list}");
+        assert!(!node.ask("GET", &format!("{list}&ignoreEmptyService=true"), "").await.1.contains("\"shop\""));
+        let (status, body) = node.ask("DELETE", &at, "").await;
+        assert!(status == 200 && body.contains(answer), "{status} {body}");
+        assert!(!node.ask("GET", &list, "").await.1.contains("\"shop\""));
+    }
+    let (status, body) = node.ask("PUT", "/nacos/v1/ns/service?serviceName=shop", "").await;
+    assert!(status == 400 && body.contains("protectThreshold is missing"), "{status} {body}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_instances_are_healthy_when_the_threshold_is_reached() {
+    let node = Node::alone().await;
+    for (id, health) in [("a", "passing"), ("b", "critical"), ("c", "critical")] {
+        let path = format!("/v1/namespaces/public/services/shop/instances/{id}");
+        let body = json!({ "host": "10.0.0.1", "port": 80, "health": health }).to_string();
+        let (status, body) = node.ask("PUT", &path, &body).await;
+        assert!(status < 300, "{status} {body}");
+    }
+    let list = async |more: &str| {
+        let answer = node.get(&format!("/nacos/v1/ns/instance/list?serviceName=shop{more}")).await;
+        let healthy = answer["hosts"].as_array().unwrap().iter().filter(|host| host["healthy"] == true).count();
+        (healthy, answer["hosts"].as_array().unwrap().len(), answer["reachProtectionThreshold"].as_bool().unwrap())
+    };
+    assert_eq!(list("").await, (1, 3, false), "no record, no protection");
+    for (threshold, all, healthy_only) in [
+        ("0.3", (1, 3, false), (1, 1, false)),
+        ("0.34", (3, 3, true), (1, 1, false)),
+        ("1", (3, 3, true), (1, 1, true)),
+        ("0", (1, 3, false), (1, 1, false)),
+    ] {
+        let path = format!("/nacos/v1/ns/service?serviceName=shop&protectThreshold={threshold}");
+        assert_eq!(node.ask("PUT", &path, "").await, (200, "ok".into()), "{path}");
+        for (query, expected) in [
+            ("", all),
+            ("&clusters=DEFAULT", all),
+            ("&healthyOnly=true", healthy_only),
+            ("&clusters=none", (0, 0, false)),
+        ] {
+            assert_eq!(list(query).await, expected, "{threshold}: {query}");
+        }
     }
 }

@@ -318,7 +318,7 @@ impl Connection {
                 Ok(Info::new(&service, &wanted.clusters, hosts, crate::registry::now_millis()).into())
             }
             Asked::List { namespace, group, page, size } => {
-                let (names, count) = naming(namespace, Access::Read, None)?.services(&group, page, size).await?;
+                let (names, count) = naming(namespace, Access::Read, None)?.services(&group, page, size, true).await?;
                 Ok(json!({ "count": count, "serviceNames": names }).into())
             }
             Asked::ConfigQuery { .. }

@@ -1,5 +1,5 @@
-//! Naming over HTTP, of version 1, and the part of version 3 that clients use: instances, beats, lists, services; and the login, which gRPC clients
-//! use, too.
+//! Naming over HTTP, of version 1, and the parts of versions 2 and 3 that clients use: instances, beats, lists, services; and the login, which gRPC
+//! clients use, too.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
@@ -8,6 +8,7 @@ use super::super::list_cache::ListBuilder;
 use super::super::reply::JSON;
 use super::config::result;
 use super::naming::{Hosts, Naming, Wanted, named};
+use super::service::ServiceRecord;
 use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
@@ -42,6 +43,9 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         // These clients read the code in the body.
         return call.version_3(method.as_str(), rest).await.or_else(|error| Ok(super::config::refused(&error)));
     }
+    if let ["nacos", "v2", "ns", "service", rest @ ..] = path.as_slice() {
+        return call.version_2(method.as_str(), rest).await.or_else(|error| Ok(super::config::refused(&error)));
+    }
     match (method.as_str(), path.as_slice()) {
         ("POST", ["nacos", "v1", "ns", "instance"]) => call.register().await,
         ("PUT", ["nacos", "v1", "ns", "instance"]) => call.overrides(true).await,
@@ -59,8 +63,12 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         (_, ["nacos", "v1", "ns", "instance"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, PATCH, DELETE" })
         }
-        // Nobody creates, changes or deletes a service: it exists through its instances.
-        (_, ["nacos", "v1", "ns", "service"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
+        ("PUT", ["nacos", "v1", "ns", "service"]) if call.fields.text("protectThreshold").is_empty() => {
+            Err(ApiError::bad("protectThreshold is missing"))
+        }
+        (method, ["nacos", "v1", "ns", "service"]) => {
+            call.change_service(method).await.map(|()| Reply::text(StatusCode::OK, "ok"))
+        }
         (_, ["nacos", "v1", "ns", "instance", "beat"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
@@ -100,6 +108,63 @@ impl Call<'_> {
         self.naming.needs(access, &self.service()?)
     }
 
+    /// Creates (POST), changes (PUT) or removes (DELETE) a service.
+    async fn change_service(&self, method: &str) -> Result<(), ApiError> {
+        if !matches!(method, "POST" | "PUT" | "DELETE") {
+            return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, DELETE" });
+        }
+        self.needs(Access::Write)?;
+        let service = self.service()?;
+        if method == "DELETE" {
+            return self.naming.remove_service(&service).await;
+        }
+        self.naming.put_record(&service, &ServiceRecord::of(&self.fields)?, method == "POST").await
+    }
+
+    /// Describes a service in the form of versions 2 and 3, which differ in the name of the namespace's field.
+    async fn detailed(&self, namespace: &str) -> Result<Reply, ApiError> {
+        self.needs(Access::Read)?;
+        let service = self.service()?;
+        let clusters = self.naming.clusters(&service).await?.into_iter().map(|name| {
+            let cluster = json!({
+                "clusterName": name, "healthChecker": { "type": "TCP" }, "metadata": {},
+                "useInstancePortForCheck": true, "healthyCheckPort": 80, "hosts": null,
+            });
+            (name, cluster)
+        });
+        let mut description = json!({
+            namespace: self.naming.namespace.as_str(),
+            "groupName": service.group,
+            "serviceName": service.name,
+            "clusterMap": clusters.collect::<serde_json::Map<_, _>>(),
+            "ephemeral": false,
+        });
+        self.naming.record(&service)?.describe(&mut description);
+        Ok(result(&description))
+    }
+
+    /// Answers a request of version 2 about services, whose answers are in an envelope.
+    async fn version_2(&self, method: &str, path: &[&str]) -> Result<Reply, ApiError> {
+        match (method, path) {
+            ("GET", []) => self.detailed("namespace").await,
+            ("GET", ["list"]) => {
+                let (names, count) = self.page(self.fields.text("groupName")).await?;
+                Ok(result(&json!({ "count": count, "services": names })))
+            }
+            (method, []) => self.change_service(method).await.map(|()| result(&"ok")),
+            (_, ["list"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
+            _ => Err(ApiError::NoSuchPath(self.request.whole.chars().take(200).collect())),
+        }
+    }
+
+    /// Returns the requested page of the names of services in `group`, and the total number.
+    async fn page(&self, group: &str) -> Result<(Vec<String>, usize), ApiError> {
+        self.naming.enters(Access::Read)?;
+        let (page, size) = (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
+        let empty = !self.fields.text("ignoreEmptyService").eq_ignore_ascii_case("true");
+        self.naming.services(group, page, size, empty).await
+    }
+
     /// Answers a request of version 3, whose answers are in an envelope.
     async fn version_3(&self, method: &str, path: &[&str]) -> Result<Reply, ApiError> {
         let done = |reply: Result<Reply, ApiError>| reply.map(|_| result(&"ok"));
@@ -126,15 +191,15 @@ impl Call<'_> {
                 Ok(Reply::bytes(StatusCode::OK, JSON, body))
             }
             ("GET", ["service", "list"]) => {
-                self.naming.enters(Access::Read)?;
-                let (page, size) =
-                    (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
                 let group = [self.fields.text("groupNameParam"), self.fields.text("groupName")].concat();
-                let (names, count) = self.naming.services(&group, page, size).await?;
+                let (names, count) = self.page(&group).await?;
+                let page = self.fields.number("pageNo")?.unwrap_or(1);
                 let group = if group.is_empty() { wire::DEFAULT_GROUP } else { &group };
                 let items: Vec<_> = names.iter().map(|name| json!({ "name": name, "groupName": group })).collect();
                 Ok(result(&json!({ "totalCount": count, "pageNumber": page, "pageItems": items })))
             }
+            ("GET", ["service"]) => self.detailed("namespaceId").await,
+            (method, ["service"]) => self.change_service(method).await.map(|()| result(&"ok")),
             _ => Err(ApiError::NoSuchPath(self.request.whole.chars().take(200).collect())),
         }
     }
@@ -223,45 +288,45 @@ impl Call<'_> {
         let context = self.naming.context;
         let snapshot = context.registry.snapshot(&self.naming.key(&service)?);
         // The most common request's encoding is cached with the instances.
-        let (Some(snapshot), Some(encoding)) = (snapshot, wanted.kept()) else {
+        let selection = snapshot.as_ref().map(|snapshot| wanted.of(snapshot));
+        let encoding = selection.as_ref().and_then(|selection| selection.kept());
+        let (Some(snapshot), Some(selection), Some(encoding)) = (snapshot, selection, encoding) else {
             let mut body = Vec::new();
             info(&service, &wanted, self.naming.hosts(&service, &wanted).await?).write(&mut body);
             let reply = Reply::bytes(StatusCode::OK, JSON, body);
             return Ok(if self.request.accepts_gzip() { reply.gzip() } else { reply });
         };
-        let hosts = Hosts { revision: snapshot.revision, parts: Vec::new(), digest: Digest::of_bytes(&[]) };
+        let (revision, protected) = (snapshot.revision, selection.protected);
+        let hosts = Hosts { revision, parts: Vec::new(), digest: Digest::of_bytes(&[]), protected };
         let tail = info(&service, &wanted, hosts).tail();
         let packed = self.request.accepts_gzip();
         let make = move |snapshot: &ServiceSnapshot, out: &mut ListBuilder| {
             out.text(wire::HOSTS);
-            out.list(snapshot, encoding, "", ",", |instances| wanted.encode(instances, &service));
+            out.list(snapshot, encoding, "", ",", |instances| selection.encode(instances, &service));
             out.text(tail);
         };
         let body = context.lists.of_service(snapshot, encoding, packed, make).await?;
         Ok(Reply::pieces(JSON, body, packed))
     }
 
-    /// Describes a service: its clusters, and Nacos' defaults for everything that a service here does not have.
+    /// Describes a service: its record and its clusters, with Nacos' defaults for everything that a cluster here does not have.
     async fn described(&self) -> Result<Reply, ApiError> {
         let service = self.service()?;
         self.naming.needs(Access::Read, &service)?;
         let clusters = self.naming.clusters(&service).await?;
         let cluster = |name| json!({ "name": name, "healthChecker": { "type": "TCP" }, "metadata": {} });
-        Ok(Reply::ok(&json!({
+        let mut description = json!({
             "namespaceId": self.naming.namespace.as_str(),
             "groupName": service.group,
             "name": service.name,
-            "protectThreshold": 0.0,
-            "metadata": {},
-            "selector": { "type": "none" },
             "clusters": clusters.into_iter().map(cluster).collect::<Vec<_>>(),
-        })))
+        });
+        self.naming.record(&service)?.describe(&mut description);
+        Ok(Reply::ok(&description))
     }
 
     async fn services(&self) -> Result<Reply, ApiError> {
-        self.naming.enters(Access::Read)?;
-        let (page, size) = (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
-        let (names, count) = self.naming.services(self.fields.text("groupName"), page, size).await?;
+        let (names, count) = self.page(self.fields.text("groupName")).await?;
         Ok(Reply::ok(&json!({ "count": count, "doms": names })))
     }
 }

@@ -17,7 +17,9 @@
 //! A configuration entry's namespace is found in the same way ([`config`]). A client over gRPC is told of a change of an entry that it listens to; over
 //! HTTP it waits in a request.
 //!
-//! Not supported: management of clusters and services, pushes over UDP (HTTP clients poll every 10 s).
+//! A service has a record, if an operator has set one ([`service`]): then its protection threshold is in force on what clients see.
+//!
+//! Not supported: management of clusters, pushes over UDP (HTTP clients poll every 10 s).
 //!
 //! Format: <https://nacos.io/docs/v1/open-api/>; of gRPC, `proto/nacos/nacos.proto`, and [`messages`] for the JSON in it.
 
@@ -26,6 +28,7 @@ mod connection;
 mod http;
 mod messages;
 mod naming;
+mod service;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::super::auth::Caller;
 use super::super::list_cache::{MOST_AT_ONCE, entries};
 use super::super::{namespace, several};
+use super::service::ServiceRecord;
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
@@ -38,6 +39,8 @@ pub(super) struct Hosts {
     /// Digest of the parts. Lists with the same content may have different digests, if they were cut into different pieces; lists with different
     /// content never have the same.
     pub(super) digest: Digest,
+    /// True if the service's protection threshold is reached: critical instances are shown as healthy.
+    pub(super) protected: bool,
 }
 
 /// Selection of a service's instances.
@@ -49,16 +52,49 @@ pub(super) struct Wanted {
     pub(super) healthy: bool,
 }
 
-impl Wanted {
+/// A selection from one snapshot of a service.
+#[derive(Debug, Clone)]
+pub(super) struct Selection {
+    wanted: Wanted,
+    /// True if the service's protection threshold is reached.
+    pub(super) protected: bool,
+}
+
+impl Selection {
     /// Returns the encoding under which the selection of a piece's instances is cached; `None` if the same selection is hardly ever requested again.
     pub(super) fn kept(&self) -> Option<Encoding> {
-        let kept = if self.healthy { Encoding::NacosHealthy } else { Encoding::NacosHosts };
-        self.clusters.is_empty().then_some(kept)
+        let kept = match (self.wanted.healthy, self.protected) {
+            (true, _) => Encoding::NacosHealthy,
+            (false, true) => Encoding::NacosProtected,
+            (false, false) => Encoding::NacosHosts,
+        };
+        self.wanted.clusters.is_empty().then_some(kept)
     }
 
     /// Encodes the selected ones of `instances` by [`wire::shown`], as JSON with commas between.
     pub(super) fn encode(&self, instances: &[Arc<Instance>], service: &Service) -> Bytes {
-        entries(instances.iter().filter(|instance| self.has(instance)).map(|instance| wire::shown(instance, service)))
+        let shown = |instance: &Arc<Instance>| {
+            let mut shown = wire::shown(instance, service);
+            if self.protected {
+                (shown["healthy"], shown["valid"]) = (true.into(), true.into());
+            }
+            shown
+        };
+        entries(instances.iter().filter(|instance| self.wanted.has(instance)).map(shown))
+    }
+}
+
+impl Wanted {
+    /// Returns the selection from `snapshot`. Nacos compares the number of healthy instances with that of the selected ones.
+    pub(super) fn of(&self, snapshot: &ServiceSnapshot) -> Selection {
+        let protected = snapshot.metadata.as_ref().and_then(ServiceRecord::read).is_some_and(|record| {
+            let all = snapshot.instances.iter().filter(|instance| self.has(instance));
+            let (healthy, all) = all.fold((0, 0), |(healthy, all), instance| {
+                (healthy + usize::from(instance.overall() != crate::Health::Critical), all + 1)
+            });
+            record.is_reached(healthy, all)
+        });
+        Selection { wanted: self.clone(), protected }
     }
 
     /// True if the instance is selected. An isolated instance is not, as in Nacos.
@@ -198,27 +234,75 @@ impl Naming<'_> {
     /// Returns the names of a service's clusters, in alphabetical order.
     ///
     /// # Errors
-    /// The service has no instances.
+    /// The service does not exist.
     pub(super) async fn clusters(&self, service: &Service) -> Result<BTreeSet<String>, ApiError> {
         let snapshot = self.context.registry.snapshot(&self.key(service)?);
-        let snapshot = snapshot.filter(|snapshot| !snapshot.instances.is_empty());
         let snapshot = snapshot.ok_or_else(|| self.no_such_service(service))?;
         let clusters = move || snapshot.instances.iter().map(|instance| wire::cluster(instance)).collect();
         self.context.lists.apart(clusters).await
+    }
+
+    /// Returns the service's record; the default one if no client of Nacos has set one.
+    pub(super) fn record(&self, service: &Service) -> Result<ServiceRecord, ApiError> {
+        let snapshot = self.context.registry.snapshot(&self.key(service)?);
+        let metadata = snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
+        Ok(metadata.and_then(ServiceRecord::read).unwrap_or_default())
+    }
+
+    /// Writes the record of a service: of one that must not exist if `new`, else of one that must.
+    pub(super) async fn put_record(
+        &self,
+        service: &Service,
+        record: &ServiceRecord,
+        new: bool,
+    ) -> Result<(), ApiError> {
+        let (key, registry) = (self.key(service)?, &self.context.registry);
+        match registry.snapshot(&key).is_some() {
+            true if new => {
+                let (name, namespace) = (service.full(), self.namespace.as_str());
+                return Err(ApiError::bad(format!(
+                    "the service {name:?} already exists in the namespace {namespace:?}"
+                )));
+            }
+            false if !new => return Err(self.no_such_service(service)),
+            _ => {}
+        }
+        if registry.put_service(key, record.metadata()?).await?.changed() {
+            self.audit("put_service", &service.full());
+        }
+        Ok(())
+    }
+
+    /// Removes a service.
+    ///
+    /// # Errors
+    /// The service does not exist, or has instances.
+    pub(super) async fn remove_service(&self, service: &Service) -> Result<(), ApiError> {
+        let (key, registry) = (self.key(service)?, &self.context.registry);
+        registry.snapshot(&key).ok_or_else(|| self.no_such_service(service))?;
+        registry.delete_service(&key).await?;
+        self.audit("delete_service", &service.full());
+        Ok(())
     }
 
     fn no_such_service(&self, service: &Service) -> ApiError {
         ApiError::bad(format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str()))
     }
 
-    /// Returns the names, without group, of the services of `group` that have instances: those of page `page` (from 1), and the total number. An
-    /// empty group is the default one.
-    pub(super) async fn services(&self, group: &str, page: u64, size: u64) -> Result<(Vec<String>, usize), ApiError> {
+    /// Returns the names, without group, of the services of `group`: those of page `page` (from 1), and the total number. Services without instances
+    /// are included if `empty`. An empty group is the default one.
+    pub(super) async fn services(
+        &self,
+        group: &str,
+        page: u64,
+        size: u64,
+        empty: bool,
+    ) -> Result<(Vec<String>, usize), ApiError> {
         let group = if group.is_empty() { wire::DEFAULT_GROUP } else { group }.to_owned();
         let (registry, ns, caller) = (self.context.registry.clone(), self.namespace.clone(), self.caller.clone());
         let names = move || -> Vec<String> {
             let services = registry.services(Some(&ns));
-            let named = services.iter().filter(|it| !it.instances.is_empty() && caller.may_read(&it.key));
+            let named = services.iter().filter(|it| (empty || !it.instances.is_empty()) && caller.may_read(&it.key));
             let named = named.filter_map(|service| Service::of(service.key.name(), "").ok());
             named.filter(|service| service.group == group).map(|service| service.name).collect()
         };
@@ -242,35 +326,39 @@ pub(super) async fn hosts(
 ) -> Result<Hosts, ApiError> {
     let revision = context.registry.revision_of(key);
     let Some(snapshot) = context.registry.snapshot(key) else {
-        return Ok(Hosts { revision, parts: Vec::new(), digest: Digest::of_bytes(&[]) });
+        return Ok(Hosts { revision, parts: Vec::new(), digest: Digest::of_bytes(&[]), protected: false });
     };
-    let kept = wanted.kept();
+    let selection = wanted.of(&snapshot);
+    let kept = selection.kept();
     let made = |encodings: &crate::cache::Encodings| kept.is_some_and(|kept| encodings.made(kept, false));
     let lacking = snapshot.instances.pieces().filter(|piece| !made(piece.encodings()));
     let lacking: usize = lacking.map(|piece| piece.len()).sum();
     if lacking <= MOST_AT_ONCE {
-        return Ok(encoded(&snapshot, service, wanted));
+        return Ok(encoded(&snapshot, service, &selection));
     }
-    let (service, wanted) = (service.clone(), wanted.clone());
-    context.lists.apart(move || encoded(&snapshot, &service, &wanted)).await
+    let service = service.clone();
+    context.lists.apart(move || encoded(&snapshot, &service, &selection)).await
 }
 
-fn encoded(snapshot: &ServiceSnapshot, service: &Service, wanted: &Wanted) -> Hosts {
-    let mut hosts = Hosts { revision: snapshot.revision, parts: Vec::new(), digest: Digest::default() };
+fn encoded(snapshot: &ServiceSnapshot, service: &Service, selection: &Selection) -> Hosts {
+    let (revision, protected) = (snapshot.revision, selection.protected);
+    let mut hosts = Hosts { revision, parts: Vec::new(), digest: Digest::default(), protected };
     let mut digests = Vec::new();
     for piece in snapshot.instances.pieces() {
-        let encode = || wanted.encode(piece, service);
-        let part = wanted.kept().map_or_else(encode, |kept| piece.encodings().get(kept, encode));
+        let encode = || selection.encode(piece, service);
+        let part = selection.kept().map_or_else(encode, |kept| piece.encodings().get(kept, encode));
         if part.is_empty() {
             continue;
         }
         let digest = || Bytes::copy_from_slice(&Digest::of_bytes(&part).0);
-        digests.push(match wanted.kept() {
+        digests.push(match selection.kept() {
             Some(Encoding::NacosHosts) => piece.encodings().get(Encoding::NacosDigest, digest),
             _ => digest(),
         });
         hosts.parts.push(part);
     }
-    hosts.digest = Digest::of_bytes(&digests.concat());
+    let mut content = digests.concat();
+    content.push(u8::from(protected));
+    hosts.digest = Digest::of_bytes(&content);
     hosts
 }

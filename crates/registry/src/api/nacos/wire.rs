@@ -17,7 +17,7 @@ const SEPARATOR: &str = "@@";
 const DEFAULT_CLUSTER: &str = "DEFAULT";
 /// The metadata key of the cluster, the ephemeral flag, and the connection that published the instance, if the instance depends on one: `EPHEMERAL
 /// CLUSTER` or `EPHEMERAL@CONNECTION CLUSTER`.
-const KEPT: &str = "kingpost.nacos";
+pub(super) const KEPT: &str = "kingpost.nacos";
 /// Factor between Nacos' weights and ours.
 const WEIGHT_SCALE: f64 = 100.0;
 /// Lease of an instance that depends on a connection; the connection's node renews it every 5 s. After a node has died, the instance is unhealthy at
@@ -47,6 +47,11 @@ impl Fields {
             fields.extend(Request::pairs(text)?);
         }
         Ok(Fields(fields))
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_pairs(pairs: &[(&str, &str)]) -> Fields {
+        Fields(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
     }
 
     /// Returns the first value.
@@ -79,7 +84,7 @@ impl Fields {
     }
 }
 
-fn expected(name: &str, found: &str, what: &str) -> ApiError {
+pub(super) fn expected(name: &str, found: &str, what: &str) -> ApiError {
     ApiError::bad(format!("{name}={found:?}: expected {what}"))
 }
 
@@ -188,9 +193,7 @@ impl Sent {
         }
         let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
         visible("cluster", cluster)?;
-        if let Some(key) = own.keys().find(|key| key.starts_with(RESERVED)) {
-            return Err(ApiError::bad(format!("metadata: {key:?} begins with {RESERVED:?}, which is reserved")));
-        }
+        not_reserved(&own)?;
         let time = |key: &str, default: Duration| match own.get(key) {
             None => Ok(default),
             Some(text) => {
@@ -262,8 +265,16 @@ fn shown_id(ip: &str, port: u16, cluster: &str, service: &Service) -> String {
     format!("{ip}#{port}#{cluster}#{}", service.full())
 }
 
+/// Refuses metadata with a reserved key.
+pub(super) fn not_reserved(own: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    match own.keys().find(|key| key.starts_with(RESERVED)) {
+        Some(key) => Err(ApiError::bad(format!("metadata: {key:?} begins with {RESERVED:?}, which is reserved"))),
+        None => Ok(()),
+    }
+}
+
 /// Parses metadata: JSON, or `key=value,key=value` of old clients.
-fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
+pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     if text.is_empty() {
         return Ok(BTreeMap::new());
     }
@@ -337,7 +348,7 @@ impl Info {
             "lastRefTime": time,
             "checksum": hosts.revision.0.to_string(),
             "allIPs": false,
-            "reachProtectionThreshold": false,
+            "reachProtectionThreshold": hosts.protected,
             "valid": true,
         });
         Info { rest, parts: hosts.parts }
@@ -403,7 +414,7 @@ mod tests {
     use super::*;
 
     fn fields(pairs: &[(&str, &str)]) -> Fields {
-        Fields(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        Fields::from_pairs(pairs)
     }
 
     #[test]
