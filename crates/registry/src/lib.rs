@@ -28,6 +28,7 @@ mod change;
 pub mod configuration;
 pub mod dns;
 mod error;
+mod expressions;
 mod health;
 mod heartbeat;
 pub mod kv;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, ServiceSnapshot};
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
+use crate::expressions::Expressions;
 use crate::health::{Alive, Watch, several};
 use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
@@ -76,6 +77,8 @@ pub(crate) struct Inner {
     pub(crate) unknown_ids: UnknownIds,
     /// Locks for changes that are tried again.
     pub(crate) turns: Turns,
+    /// Regular expressions of stored queries.
+    pub(crate) expressions: Expressions,
     pub(crate) tasks: Mutex<JoinSet<()>>,
     /// Keys and sessions, if the store holds them.
     pub(crate) kv: Option<Kv>,

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::{Inner, Registry, now_millis};
 use crate::cache::{Cache, Memory};
 use crate::error::OpenError;
+use crate::expressions::Expressions;
 use crate::health::Watch;
 use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
@@ -66,6 +67,7 @@ impl Registry {
             behind: Notify::new(),
             unknown_ids: UnknownIds::default(),
             turns: Turns::default(),
+            expressions: Expressions::default(),
             tasks: Mutex::new(JoinSet::new()),
             kv,
             settings,

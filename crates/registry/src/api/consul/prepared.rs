@@ -21,6 +21,7 @@ use super::wire::{Kept, Object};
 use crate::api::acl::{Stored, digest_of};
 use crate::api::auth::{Caller, TokenHash, parse_hash};
 use crate::api::{ApiError, RESERVED, parse_duration};
+use crate::expressions::Expressions;
 use crate::kv::{Entry, Operation, Verb};
 use crate::rights::{Kind, Resource};
 use crate::{Instance, NamespaceName, Registry, ServiceKey};
@@ -129,7 +130,7 @@ impl Query {
             return Err(invalid(format!("Bad DNS TTL '{}': expected a time such as 10s", query.ttl)));
         }
         // Errors of a template come out here, not at its first use.
-        query.rendered(&query.name).map_err(invalid)?;
+        query.rendered(&query.name, &Expressions::default()).map_err(invalid)?;
         let length = query.encoded().len();
         if length > LONGEST_QUERY {
             return Err(invalid(format!("found {length} bytes, the most is {LONGEST_QUERY}")));
@@ -188,9 +189,9 @@ impl Query {
     }
 
     /// Returns the query as it is for `name`, one of those that its template stands for.
-    fn rendered(&self, name: &str) -> Result<Query, String> {
+    fn rendered(&self, name: &str, expressions: &Expressions) -> Result<Query, String> {
         let Some(template) = &self.template else { return Ok(self.clone()) };
-        let regexp = template.compiled()?;
+        let regexp = template.compiled(expressions)?;
         let matches = regexp.as_ref().and_then(|regexp| regexp.captures(name));
         let groups = matches.iter().flat_map(|found| found.iter()).map(|group| group.map_or("", |text| text.as_str()));
         let name = Name { full: name, prefix: &self.name, matches: groups.collect() };
@@ -234,14 +235,15 @@ impl Template {
         Ok(Some(Template { regexp, remove_empty_tags: object.flag("removeemptytags")? }))
     }
 
-    fn compiled(&self) -> Result<Option<Regex>, String> {
+    fn compiled(&self, expressions: &Expressions) -> Result<Option<Arc<Regex>>, String> {
         if self.regexp.is_empty() {
             return Ok(None);
         }
         if self.regexp.len() > LONGEST_REGEXP {
             return Err(format!("Bad Regexp: expected at most {LONGEST_REGEXP} bytes"));
         }
-        let compiled = RegexBuilder::new(&self.regexp).size_limit(REGEXP_BYTES).build();
+        let compile = |text: &str| RegexBuilder::new(text).size_limit(REGEXP_BYTES).build();
+        let compiled = expressions.get(&self.regexp, compile);
         compiled.map(Some).map_err(|error| format!("Bad Regexp: {error}"))
     }
 }
@@ -373,7 +375,7 @@ pub(super) fn resolve(registry: &Registry, namespace: &NamespaceName, id_or_name
     }
     let prefixes = (0..=name.len()).rev().filter_map(|end| name.get(..end));
     let template = prefixes.map(|prefix| format!("{TEMPLATE}{prefix}")).find_map(of_key)?;
-    let row = template.row.rendered(id_or_name).ok()?;
+    let row = template.row.rendered(id_or_name, &registry.inner().expressions).ok()?;
     Some(Stored { row, ..template })
 }
 
@@ -465,11 +467,12 @@ mod tests {
             },
         }))
         .unwrap();
-        let rendered = query.rendered("geo-shop-eu").unwrap().service;
+        let expressions = Expressions::default();
+        let rendered = query.rendered("geo-shop-eu", &expressions).unwrap().service;
         assert_eq!((rendered.service.as_str(), &rendered.tags[..]), ("db-shop", &["eu".to_owned(), "x".into()][..]));
         assert_eq!((&rendered.node_meta["zone"], &rendered.datacenters[0]), (&"shop-eu".to_owned(), &"eu".to_owned()));
         // The expression does not match.
-        assert_eq!(query.rendered("geo-").unwrap().service.tags, ["x"]);
+        assert_eq!(query.rendered("geo-", &expressions).unwrap().service.tags, ["x"]);
     }
 
     #[test]
