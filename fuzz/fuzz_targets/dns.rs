@@ -23,6 +23,10 @@ impl Services for Nothing {
     fn node(&self, _: &NamespaceName, _: &str) -> Option<KnownNode> {
         None
     }
+
+    fn owners(&self, _: &NamespaceName, _: std::net::IpAddr) -> Vec<registry::dns::Owner> {
+        Vec::new()
+    }
 }
 
 fuzz_target!(|data: &[u8]| {

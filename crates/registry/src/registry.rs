@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, ServiceSnapshot};
+use crate::cache::{Applier, Cache, Change, Entry, Found, HOST, Mark, ServiceSnapshot};
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::expressions::Expressions;
 use crate::health::{Alive, Watch, several};
@@ -290,6 +290,11 @@ impl Registry {
     /// Returns up to `limit` instances that have all of the metadata entries. No entries find nothing.
     pub fn find(&self, namespace: &NamespaceName, pairs: &[(&str, &str)], limit: usize) -> Found {
         self.inner.cache.find(namespace, pairs, limit)
+    }
+
+    /// Returns up to `limit` instances whose host is `host`, spelled so, sorted by id.
+    pub(crate) fn on_host(&self, namespace: &NamespaceName, host: &str, limit: usize) -> Vec<Arc<Instance>> {
+        self.inner.cache.find(namespace, &[(HOST, host)], limit).instances
     }
 
     /// Returns the revision of the whole registry: this node has everything committed up to it.

@@ -110,6 +110,23 @@ def a_host_name_is_an_alias():
 
 
 @check
+def an_address_has_the_name_of_its_owner():
+    c, name, node = client(), unique("rev"), unique("node")
+    c.agent.service.register(name, service_id=name, address="10.77.0.1", port=8001)
+    c.agent.service.register(f"{name}-6", service_id=f"{name}-6", address="fd00::77", port=8001)
+    c.catalog.register(node, "10.77.0.2")
+    for address, owner in (
+        ("10.77.0.1", f"{name}.service.dc1.consul."),
+        ("fd00::77", f"{name}-6.service.dc1.consul."),
+        ("10.77.0.2", f"{node}.node.dc1.consul."),
+    ):
+        answer = resolver().resolve_address(address)
+        assert [str(record.target) for record in answer] == [owner], answer.rrset
+        assert answer.rrset.ttl == 0
+    fails(dns.resolver.NXDOMAIN, lambda: resolver().resolve_address("10.77.0.3"))
+
+
+@check
 def other_zones_are_refused():
     query = dns.message.make_query("example.org", "A")
     assert dns.query.udp(query, "127.0.0.1", timeout=10, port=DNS).rcode() == dns.rcode.REFUSED

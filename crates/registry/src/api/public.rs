@@ -1,5 +1,6 @@
 //! The services that clients without a login see: those of DNS.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -7,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::acl::Acl;
 use super::auth::{Auth, TokenHash};
 use super::{Context, consul};
-use crate::dns::{KnownNode, Queried, Services};
+use crate::dns::{KnownNode, Owner, Queried, Services};
 use crate::rights::{Access, Resource};
 use crate::{NamespaceName, Registry, ServiceKey, ServiceSnapshot};
 
@@ -44,6 +45,17 @@ impl Services for PublicServices {
             Some(anonymous) if !anonymous.may(Access::Read, Resource::node(&node.name), namespace.as_str()) => None,
             _ => Some(node),
         }
+    }
+
+    fn owners(&self, namespace: &NamespaceName, address: IpAddr) -> Vec<Owner> {
+        let mut owners = Services::owners(&self.registry, namespace, address);
+        if let Some(anonymous) = self.auth.load().anonymous(|| self.acl.view(&self.registry)) {
+            owners.retain(|owner| match owner {
+                Owner::Node(name) => anonymous.may(Access::Read, Resource::node(name), namespace.as_str()),
+                Owner::Service(key) => anonymous.may_read(key) && anonymous.sees_nodes(key.namespace()),
+            });
+        }
+        owners
     }
 }
 

@@ -1,4 +1,4 @@
-//! Index of instances by id, and by metadata.
+//! Index of instances by id, by metadata, and by host.
 //!
 //! Each instance has a slot, a small number that represents it: 4 bytes instead of an id. 200,000 instances with 8 entries have 1.6 million postings.
 //! The entry of a pair is 8 bytes: half of a hash, and a slot or the number of a bitmap. No string is stored; an instance found by a hash is checked
@@ -12,7 +12,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use roaring::RoaringBitmap;
 
-use crate::model::{AGENT, Health, Instance, InstanceId, Machines, Metadata, NamespaceName, ON, Revision, machine_id};
+use crate::model::{AGENT, Health, Instance, InstanceId, Machines, NamespaceName, ON, Revision, machine_id};
 
 /// Instances found by metadata.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +68,9 @@ struct Posting {
     slots: u32,
 }
 
+/// Key of the pair that an instance's host is indexed as. No metadata have it: their keys are visible text.
+pub(crate) const HOST: &str = "\0host";
+
 /// Flag in [`Posting::slots`]: the rest is the number of a bitmap. So there are at most 2^31 instances; [`crate::Limits`] allows far fewer.
 const MANY: u32 = 1 << 31;
 
@@ -111,14 +114,13 @@ impl Index {
             self.by_id.insert_unique(hash, slot, |slot| id_hash(hasher, slots, *slot));
         }
         // Most pairs of most instances stay: their postings are left alone.
-        let same = old
-            .as_ref()
-            .is_some_and(|old| old.namespace() == instance.namespace() && old.metadata == instance.metadata);
+        let same =
+            old.as_ref().is_some_and(|old| old.namespace() == instance.namespace() && pairs(old).eq(pairs(instance)));
         if !same {
             if let Some(old) = &old {
-                self.unpost(slot, old.namespace(), &old.metadata);
+                self.unpost(slot, old);
             }
-            for (key, value) in instance.metadata.iter() {
+            for (key, value) in pairs(instance) {
                 self.post(self.pair_hash(instance.namespace(), key, value), slot);
             }
         }
@@ -135,7 +137,7 @@ impl Index {
         let old = self.slots[slot as usize].take()?;
         self.unwell.count(&old, false);
         self.machines -= usize::from(old.service.is_of_machines());
-        self.unpost(slot, old.namespace(), &old.metadata);
+        self.unpost(slot, &old);
         self.free.push(slot);
         Some(old)
     }
@@ -166,15 +168,15 @@ impl Index {
         found
     }
 
-    /// Returns up to `limit` instances of `namespace` that have all `pairs`. No pairs find nothing.
-    pub(crate) fn find(&self, namespace: &str, pairs: &[(&str, &str)], limit: usize) -> Found {
+    /// Returns up to `limit` instances of `namespace` that have all pairs of `wanted`. No pairs find nothing.
+    pub(crate) fn find(&self, namespace: &str, wanted: &[(&str, &str)], limit: usize) -> Found {
         let has_all = |instance: &Instance| {
             instance.namespace() == namespace
-                && pairs.iter().all(|(key, value)| instance.metadata.get(key) == Some(value))
+                && wanted.iter().all(|(key, wanted)| value(instance, key) == Some(*wanted))
         };
         let mut many: Vec<&RoaringBitmap> = Vec::new();
         let mut one = None;
-        for (key, value) in pairs {
+        for (key, value) in wanted {
             let hash = self.pair_hash(namespace, key, value);
             match self.by_pair.find(spread(hash), |p| p.hash == hash) {
                 None => return Found::default(),
@@ -252,9 +254,9 @@ impl Index {
     }
 
     /// Removes the postings of a slot. If two pairs of an instance have the same hash, the second finds no posting.
-    fn unpost(&mut self, slot: u32, namespace: &str, metadata: &Metadata) {
-        for (key, value) in metadata.iter() {
-            let hash = self.pair_hash(namespace, key, value);
+    fn unpost(&mut self, slot: u32, instance: &Instance) {
+        for (key, value) in pairs(instance) {
+            let hash = self.pair_hash(instance.namespace(), key, value);
             let Ok(mut entry) = self.by_pair.find_entry(spread(hash), |p| p.hash == hash) else { continue };
             let slots = entry.get().slots;
             if slots & MANY == 0 {
@@ -275,6 +277,16 @@ impl Index {
     }
 }
 
+/// Returns the indexed pairs of an instance: its metadata and its host.
+fn pairs(instance: &Instance) -> impl Iterator<Item = (&str, &str)> {
+    instance.metadata.iter().chain(std::iter::once((HOST, &*instance.host)))
+}
+
+/// Returns the value of an indexed pair.
+fn value<'a>(instance: &'a Instance, key: &str) -> Option<&'a str> {
+    if key == HOST { Some(&instance.host) } else { instance.metadata.get(key) }
+}
+
 fn id_hash(hasher: &RandomState, slots: &[Option<Arc<Instance>>], slot: u32) -> u64 {
     slots.get(slot as usize).and_then(Option::as_ref).map_or(0, |instance| hasher.hash_one(&instance.id))
 }
@@ -293,7 +305,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Registration, ServiceKey};
+    use crate::model::{Metadata, Registration, ServiceKey};
 
     fn instance(id: u8, metadata: &BTreeMap<String, String>) -> Arc<Instance> {
         let service = ServiceKey::parse("default/s").unwrap();
@@ -326,9 +338,9 @@ mod tests {
                 }
             }
             prop_assert_eq!(index.len(), model.len());
-            for pairs in [vec![("a", "x")], vec![("b", "z")], vec![("a", "x"), ("b", "y")], vec![("a", "q")]] {
+            for pairs in [vec![(HOST, "h")], vec![(HOST, "i")], vec![(HOST, "h"), ("b", "y")], vec![("a", "x")], vec![("b", "z")], vec![("a", "x"), ("b", "y")], vec![("a", "q")]] {
                 let mut expected: Vec<_> = model.values()
-                    .filter(|i| pairs.iter().all(|(k, v)| i.metadata.get(k) == Some(v))).cloned().collect();
+                    .filter(|i| pairs.iter().all(|(k, v)| value(i, k) == Some(*v))).cloned().collect();
                 expected.sort_by(|a, b| a.id.cmp(&b.id));
                 prop_assert_eq!(&index.find("default", &pairs, 100).instances, &expected);
                 prop_assert!(index.find("other", &pairs, 100).instances.is_empty());

@@ -23,6 +23,7 @@ pub(crate) use apply::{Applier, Changes};
 pub use encodings::Encoding;
 pub(crate) use encodings::Encodings;
 pub use index::Found;
+pub(crate) use index::HOST;
 use index::{Index, Unwell};
 pub use instances::Instances;
 pub(crate) use mark::Mark;

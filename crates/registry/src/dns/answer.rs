@@ -10,10 +10,10 @@ use domain::base::iana::{Class, Opcode, OptRcode, Rcode};
 use domain::base::message_builder::{AdditionalBuilder, AnswerBuilder, PushError};
 use domain::base::name::FlattenInto;
 use domain::base::{Message, MessageBuilder, Name, Rtype, Serial, StaticCompressor, Ttl};
-use domain::rdata::{A, Aaaa, Cname, Ns, Soa, Srv};
+use domain::rdata::{A, Aaaa, Cname, Ns, Ptr, Soa, Srv};
 
 use super::name::{self, Meaning, Wanted};
-use super::{Queried, Services, Zone};
+use super::{KnownNode, Queried, Services, Zone};
 use crate::{Instance, InstanceId, ServiceSnapshot};
 
 /// Transport of a question.
@@ -69,7 +69,7 @@ const AMPLIFICATION: usize = 4;
 /// Maximum length for a client without EDNS.
 const CLASSIC: usize = 512;
 /// Maximum number of instances that one question examines; in a larger service, the examination starts at an instance that the client determines.
-const LOOKED_AT: usize = 4096;
+pub(super) const LOOKED_AT: usize = 4096;
 /// Length of an OPT record without options.
 const OPT_BYTES: usize = 11;
 
@@ -112,9 +112,18 @@ pub fn answer(
         Err(_) => return draft.error(&query, OptRcode::FORMERR),
     };
     let Ok(apex) = Name::vec_from_str(&zone.domain) else { return draft.error(&query, OptRcode::SERVFAIL) };
-    if question.qclass() != Class::IN || !asked.ends_with(&apex) {
-        return draft.error(&query, OptRcode::REFUSED);
-    }
+    // The last label is that of the root.
+    let (all, own) = (asked.label_count() - 1, asked.label_count().saturating_sub(apex.label_count()));
+    let labels: Option<Vec<&str>> =
+        asked.iter().take(all).map(|label| std::str::from_utf8(label.as_slice()).ok()).collect();
+    let meaning = match &labels {
+        _ if question.qclass() != Class::IN => None,
+        Some(labels) if asked.ends_with(&apex) => Some(name::meaning(&labels[..own], zone)),
+        None if asked.ends_with(&apex) => Some(Meaning::Nothing),
+        Some(labels) => name::reversed(labels),
+        None => None,
+    };
+    let Some(meaning) = meaning else { return draft.error(&query, OptRcode::REFUSED) };
     let rtype = question.qtype();
     if matches!(rtype, Rtype::AXFR | Rtype::IXFR) {
         return draft.error(&query, OptRcode::REFUSED);
@@ -124,48 +133,57 @@ pub fn answer(
         return draft.error(&query, OptRcode::NOTIMP);
     }
     draft.authoritative = true;
-    let own = asked.label_count() - apex.label_count();
-    let labels: Option<Vec<&str>> =
-        asked.iter().take(own).map(|label| std::str::from_utf8(label.as_slice()).ok()).collect();
-    let meaning = labels.map_or(Meaning::Nothing, |labels| name::meaning(&labels, zone));
-    let records = match meaning {
-        Meaning::Nothing => None,
-        Meaning::Between => Some(Records::default()),
-        Meaning::Apex => Some(Records { apex: true, ..Records::default() }),
-        Meaning::Address(address) => Some(Records { addresses: vec![address], ..Records::default() }),
-        Meaning::Node(namespace, name) => services.node(&namespace, &name).map(|node| match node.address.parse() {
-            Ok(address) => Records { addresses: vec![address], ..Records::default() },
-            Err(_) => Records { alias: Name::vec_from_str(&node.address).ok(), ..Records::default() },
-        }),
-        Meaning::Query(..) | Meaning::Service(_) => {
-            let list = match meaning {
-                Meaning::Query(namespace, name) => services.query(&namespace, &name).and_then(|found| {
-                    draft.ttl = found.ttl.map_or(draft.ttl, seconds);
-                    queried(&found, seeds)
-                }),
-                Meaning::Service(wanted) => instances(&wanted, services, seeds),
-                _ => None,
+    let (records, list) = match meaning {
+        Meaning::Nothing => (None, None),
+        Meaning::Between => (Some(Records::default()), None),
+        Meaning::Apex => (Some(Records { apex: true, ..Records::default() }), None),
+        Meaning::Address(address) => (Some(Records { addresses: vec![address], ..Records::default() }), None),
+        Meaning::Node(namespace, name) => {
+            let of_node = |node: KnownNode| match node.address.parse() {
+                Ok(address) => Records { addresses: vec![address], ..Records::default() },
+                Err(_) => Records { alias: Name::vec_from_str(&node.address).ok(), ..Records::default() },
             };
-            if let Some(list) = list {
-                let whole = draft.records(&query, &asked, &apex, rtype, Some(of_service(&list, rtype)))?;
-                // A client that knows neither EDNS nor TCP takes any address and forgets the others; so each answer has others.
-                let kept_by_client = with_opt || transport == Transport::Tcp;
-                if !(whole.truncated && kept_by_client) {
-                    return Some(whole);
-                }
-                let mut ranked = list.clone();
-                rank(&mut ranked, seeds.client);
-                let chosen = draft.records(&query, &asked, &apex, rtype, Some(of_service(&ranked, rtype)))?;
-                draft.cut = true;
-                let mixed = of_service(&list, rtype).only(&of_service(&ranked, rtype), rtype, chosen.records);
-                // Another order may compress to another length.
-                let mixed = draft.records(&query, &asked, &apex, rtype, Some(mixed))?;
-                return Some(if mixed.records < chosen.records { chosen } else { mixed });
-            }
-            None
+            (services.node(&namespace, &name).map(of_node), None)
         }
+        Meaning::Owner(address) => {
+            let owner = owner(address, zone, services);
+            if owner.is_some() {
+                // As at Consul: nobody is told when an address changes its owner.
+                draft.ttl = Ttl::ZERO;
+            }
+            (owner.map(|owner| Records { owner: Some(owner), ..Records::default() }), None)
+        }
+        Meaning::Query(namespace, name) => {
+            let found = services.query(&namespace, &name);
+            draft.ttl = found.as_ref().and_then(|found| found.ttl).map_or(draft.ttl, seconds);
+            (None, found.and_then(|found| queried(&found, seeds)))
+        }
+        Meaning::Service(wanted) => (None, instances(&wanted, services, seeds)),
     };
-    draft.records(&query, &asked, &apex, rtype, records)
+    let Some(list) = list else { return draft.records(&query, &asked, &apex, rtype, records) };
+    let whole = draft.records(&query, &asked, &apex, rtype, Some(of_service(&list, rtype)))?;
+    // A client that knows neither EDNS nor TCP takes any address and forgets the others; so each answer has others.
+    let kept_by_client = with_opt || transport == Transport::Tcp;
+    if !(whole.truncated && kept_by_client) {
+        return Some(whole);
+    }
+    let mut ranked = list.clone();
+    rank(&mut ranked, seeds.client);
+    let chosen = draft.records(&query, &asked, &apex, rtype, Some(of_service(&ranked, rtype)))?;
+    draft.cut = true;
+    let mixed = of_service(&list, rtype).only(&of_service(&ranked, rtype), rtype, chosen.records);
+    // Another order may compress to another length.
+    let mixed = draft.records(&query, &asked, &apex, rtype, Some(mixed))?;
+    Some(if mixed.records < chosen.records { chosen } else { mixed })
+}
+
+/// Returns the name of the owner of an address: as at Consul that of one node, else that of one service.
+fn owner(address: IpAddr, zone: &Zone, services: &dyn Services) -> Option<AnyName> {
+    zone.namespaces.iter().find_map(|namespace| {
+        let names = services.owners(namespace, address);
+        let mut names = names.iter().filter_map(|owner| name::of_owner(owner, namespace, zone));
+        names.find_map(|name| Name::vec_from_str(&format!("{name}.{}", zone.domain)).ok())
+    })
 }
 
 /// Makes an empty answer with the truncation flag, so that the client asks again over TCP; `None` as in [`answer`].
@@ -195,6 +213,7 @@ struct Records {
     apex: bool,
     addresses: Vec<IpAddr>,
     alias: Option<AnyName>,
+    owner: Option<AnyName>,
     services: Vec<Arc<Instance>>,
 }
 
@@ -435,6 +454,11 @@ impl Draft {
                     {
                         extra.push((target, address));
                     }
+                }
+            }
+            Rtype::PTR => {
+                if let Some(owner) = &records.owner {
+                    answer.push((asked, Class::IN, self.ttl, Ptr::new(owner)))?;
                 }
             }
             Rtype::SOA if records.apex => {

@@ -7,7 +7,7 @@ use domain::rdata::AllRecordData;
 use proptest::prelude::*;
 
 use super::*;
-use crate::dns::{KnownNode, Queried};
+use crate::dns::{KnownNode, Owner, Queried};
 use crate::{Health, InstanceId, Metadata, NamespaceName, Registration, Revision, ServiceKey};
 
 struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
@@ -31,6 +31,15 @@ impl Services for Fixed {
             _ => return None,
         };
         (*namespace == NamespaceName::default()).then(|| KnownNode { name: name.into(), address: address.into() })
+    }
+
+    fn owners(&self, namespace: &NamespaceName, address: IpAddr) -> Vec<Owner> {
+        let at = |name: &str| self.node(namespace, name).is_some_and(|node| node.address == address.to_string());
+        let nodes = ["db-1", "db-2.example"].into_iter().filter(|name| at(name)).map(|name| Owner::Node(name.into()));
+        let has = |service: &ServiceSnapshot| service.instances.iter().any(|it| *it.host == *address.to_string());
+        let mut services: Vec<_> = self.0.iter().filter(|(_, found)| has(found)).map(|(key, _)| key.clone()).collect();
+        services.sort_unstable();
+        nodes.chain(services.into_iter().map(Owner::Service)).collect()
     }
 }
 
@@ -111,6 +120,8 @@ fn what_is_answered() {
             ("six", &["::1"]),
             ("far", &["db.example.org"]),
             ("empty", &[]),
+            ("db", &["10.0.0.9"]),
+            ("a.b", &["10.0.0.1"]),
         ],
         |_| {},
     );
@@ -137,6 +148,20 @@ fn what_is_answered() {
         ("service.consul", Rtype::A, Rcode::NOERROR, &[], &[soa]),
         ("consul", Rtype::SOA, Rcode::NOERROR, &[soa], &[]),
         ("consul", Rtype::NS, Rcode::NOERROR, &["consul NS ns.consul"], &[]),
+        (
+            "1.0.0.10.in-addr.arpa",
+            Rtype::PTR,
+            Rcode::NOERROR,
+            &["1.0.0.10.in-addr.arpa PTR web.service.dc1.consul"],
+            &[],
+        ),
+        ("9.0.0.10.in-addr.arpa", Rtype::PTR, Rcode::NOERROR, &["9.0.0.10.in-addr.arpa PTR db-1.node.dc1.consul"], &[]),
+        ("9.0.0.10.in-addr.arpa", Rtype::A, Rcode::NOERROR, &[], &[&*soa.replace(" 7", " 0")]),
+        ("8.0.0.10.in-addr.arpa", Rtype::PTR, Rcode::NXDOMAIN, &[], &[soa]),
+        ("0.0.10.in-addr.arpa", Rtype::PTR, Rcode::NXDOMAIN, &[], &[soa]),
+        ("9.0.0.10.in-addr.arpa", Rtype::ANY, Rcode::NOTIMP, &[], &[]),
+        ("home.arpa", Rtype::PTR, Rcode::REFUSED, &[], &[]),
+        ("web.service.consul", Rtype::PTR, Rcode::NOERROR, &[], &[soa]),
         ("web.service.consul", Rtype::ANY, Rcode::NOTIMP, &[], &[]),
         ("consul", Rtype::AXFR, Rcode::REFUSED, &[], &[]),
         ("example.org", Rtype::A, Rcode::REFUSED, &[], &[]),

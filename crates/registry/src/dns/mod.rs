@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`,
-//! `NODE.node.consul`, `NAME.query.consul`. DNS has no login, so only the
+//! `NODE.node.consul`, `NAME.query.consul`; and those of `in-addr.arpa` and `ip6.arpa`. DNS has no login, so only the
 //! namespaces that the zone lists are visible. Formats: RFC 1035, 2782, 6891, 7766.
 
 mod answer;
@@ -14,6 +14,7 @@ mod name;
 mod server;
 mod source;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -72,6 +73,9 @@ pub trait Services {
 
     /// Returns the node with a name, in any case.
     fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode>;
+
+    /// Returns the owners of an address, nodes first. Nodes have the address as [`Services::node`] returns it.
+    fn owners(&self, namespace: &NamespaceName, address: IpAddr) -> Vec<Owner>;
 }
 
 /// Result of a prepared query.
@@ -81,6 +85,15 @@ pub struct Queried {
     pub instances: Vec<Arc<Instance>>,
     /// Time for which an answer may be cached; `None` for the zone's.
     pub ttl: Option<Duration>,
+}
+
+/// The owner of an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// The node with this name, as it was registered.
+    Node(String),
+    /// A service with an instance at the address.
+    Service(ServiceKey),
 }
 
 /// A node.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Zone;
+use super::{Owner, Zone};
 use crate::{NamespaceName, ServiceKey};
 
 /// The only datacenter, which Consul's clients may name.
@@ -23,6 +23,8 @@ pub(super) enum Meaning {
     Query(NamespaceName, String),
     /// An address encoded in the name, as in targets of SRV records.
     Address(IpAddr),
+    /// An address whose owner's name is asked for.
+    Owner(IpAddr),
     /// A name that does not exist.
     Nothing,
 }
@@ -77,6 +79,42 @@ pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
         [name, proto] if name.starts_with('_') && proto.starts_with('_') => service(namespace, rest),
         _ => Meaning::Nothing,
     }
+}
+
+/// Parses the labels of a name below `in-addr.arpa` or `ip6.arpa`; `None` for another name.
+pub(super) fn reversed(labels: &[&str]) -> Option<Meaning> {
+    let [digits @ .., family, arpa] = labels else { return None };
+    if !arpa.eq_ignore_ascii_case("arpa") {
+        return None;
+    }
+    let digits = digits.iter().rev().copied();
+    let address = if family.eq_ignore_ascii_case("in-addr") {
+        digits.collect::<Vec<_>>().join(".").parse::<Ipv4Addr>().ok().map(IpAddr::V4)
+    } else if family.eq_ignore_ascii_case("ip6") {
+        let single = digits.clone().all(|digit| digit.len() == 1);
+        address(&digits.collect::<String>()).filter(|address| single && address.is_ipv6())
+    } else {
+        return None;
+    };
+    Some(address.map_or(Meaning::Nothing, Meaning::Owner))
+}
+
+/// Returns the name of an owner, without the zone's; `None` if DNS has no such name.
+pub(super) fn of_owner(owner: &Owner, namespace: &NamespaceName, zone: &Zone) -> Option<String> {
+    let (name, word) = match owner {
+        Owner::Node(name) => (name.as_str(), "node"),
+        Owner::Service(key) => (key.name(), "service"),
+    };
+    let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    let within = if zone.namespaces.first() == Some(namespace) { String::new() } else { format!("{namespace}.ns.") };
+    let text = format!("{name}.{word}.{within}{DATACENTER}");
+    // The name has to lead back to its owner: that of a service with a dot is that of a tag.
+    let found = meaning(&text.split('.').collect::<Vec<_>>(), zone);
+    let same = match owner {
+        Owner::Node(name) => found == Meaning::Node(namespace.clone(), name.clone()),
+        Owner::Service(key) => found == Meaning::Service(Wanted { key: Some(key.clone()), tag: None }),
+    };
+    (plain && same).then_some(text)
 }
 
 fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
@@ -182,6 +220,39 @@ mod tests {
         ] {
             let labels: Vec<&str> = name.split('.').filter(|label| !label.is_empty()).collect();
             assert_eq!(meaning(&labels, &zone), meaning_of, "{name}");
+        }
+        let owner = |address: &str| Some(Meaning::Owner(address.parse().unwrap()));
+        let six = format!("1{}.ip6.arpa", ".0".repeat(31));
+        for (name, expected) in [
+            ("1.0.0.10.in-addr.arpa", owner("10.0.0.1")),
+            ("1.0.0.10.IN-ADDR.Arpa", owner("10.0.0.1")),
+            (&*six, owner("::1")),
+            (&*six.replace('1', "F"), owner("::f")),
+            ("0.0.10.in-addr.arpa", Some(Meaning::Nothing)),
+            ("1.1.0.0.10.in-addr.arpa", Some(Meaning::Nothing)),
+            ("256.0.0.10.in-addr.arpa", Some(Meaning::Nothing)),
+            ("01.0.0.10.in-addr.arpa", Some(Meaning::Nothing)),
+            ("in-addr.arpa", Some(Meaning::Nothing)),
+            ("0a000001.ip6.arpa", Some(Meaning::Nothing)),
+            ("00000000000000000000000000000001.ip6.arpa", Some(Meaning::Nothing)),
+            (&*six.replace('1', "g"), Some(Meaning::Nothing)),
+            ("home.arpa", None),
+            ("arpa", None),
+            ("1.0.0.10.in-addr.arpa.org", None),
+        ] {
+            assert_eq!(reversed(&name.split('.').collect::<Vec<_>>()), expected, "{name}");
+        }
+        let shop = NamespaceName::new("shop").unwrap();
+        let service = |key: &str| Owner::Service(ServiceKey::parse(key).unwrap());
+        for (owner, namespace, expected) in [
+            (Owner::Node("db-1.example".into()), NamespaceName::default(), Some("db-1.example.node.dc1")),
+            (Owner::Node("db 1".into()), NamespaceName::default(), None),
+            (service("default/web"), NamespaceName::default(), Some("web.service.dc1")),
+            (service("shop/web"), shop.clone(), Some("web.service.shop.ns.dc1")),
+            (service("default/g@@web"), NamespaceName::default(), None),
+            (service("default/v2.web"), NamespaceName::default(), None),
+        ] {
+            assert_eq!(of_owner(&owner, &namespace, &zone).as_deref(), expected, "{owner:?}");
         }
         for address in ["10.0.0.1", "::1", "fe80::12"] {
             let written = label(address.parse().unwrap());

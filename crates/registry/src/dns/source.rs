@@ -1,8 +1,10 @@
 //! The registry as the source of a zone.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{KnownNode, Queried, Services};
+use super::answer::LOOKED_AT;
+use super::{KnownNode, Owner, Queried, Services};
 use crate::{NamespaceName, ON, Registry, ServiceKey, ServiceSnapshot, machine_id};
 
 impl Services for Registry {
@@ -22,5 +24,32 @@ impl Services for Registry {
         let found = spelled.iter().find_map(machine).or_else(|| spelled.iter().find_map(on_it))?;
         let (name, address) = crate::api::node_of(&found);
         Some(KnownNode { name, address })
+    }
+
+    fn owners(&self, namespace: &NamespaceName, address: IpAddr) -> Vec<Owner> {
+        let found = self.on_host(namespace, &address.to_string(), LOOKED_AT);
+        let at_address = |text: &str| text.parse() == Ok(address);
+        let mut owners = Vec::new();
+        for instance in &found {
+            let (name, node_address) = crate::api::node_of(instance);
+            // A registration that names no node gets its address as one, which says nothing about the address.
+            let is_named = !at_address(&name);
+            let node = Owner::Node(name);
+            if !is_named || !at_address(&node_address) || owners.contains(&node) {
+                continue;
+            }
+            if let Owner::Node(name) = &node
+                && Services::node(self, namespace, name).is_some_and(|node| at_address(&node.address))
+            {
+                owners.push(node);
+            }
+        }
+        for instance in found.iter().filter(|instance| !instance.service.is_of_machines()) {
+            let service = Owner::Service(instance.service.clone());
+            if !owners.contains(&service) {
+                owners.push(service);
+            }
+        }
+        owners
     }
 }
