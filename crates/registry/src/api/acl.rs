@@ -40,8 +40,21 @@ pub(super) const BUILTIN: [(&str, &str, &str, Access); 2] = [
 /// Prefixes of the keys of rows.
 const TOKEN: &str = "token/";
 const POLICY: &str = "policy/";
+const ROLE: &str = "role/";
 /// Key of the mark that the first token was made.
 const BOOTSTRAP: &str = "bootstrap";
+
+/// The sources of rights that tokens and roles have in common.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Links {
+    /// Ids of policies.
+    pub(super) policies: Vec<String>,
+    /// Names of services that have the token or role.
+    pub(super) services: Vec<String>,
+    /// Names of nodes that have the token or role.
+    pub(super) nodes: Vec<String>,
+}
 
 /// Stored form of a token.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,12 +65,10 @@ pub(super) struct TokenRow {
     /// SHA-256 of the secret, in hexadecimal.
     pub(super) sha256: String,
     pub(super) description: String,
-    /// Ids of policies.
-    pub(super) policies: Vec<String>,
-    /// Names of services whose own token this is.
-    pub(super) services: Vec<String>,
-    /// Names of nodes whose own token this is.
-    pub(super) nodes: Vec<String>,
+    #[serde(flatten)]
+    pub(super) links: Links,
+    /// Ids of roles.
+    pub(super) roles: Vec<String>,
     pub(super) local: bool,
     /// Time of creation in milliseconds since 1970.
     pub(super) created_ms: i64,
@@ -74,6 +85,18 @@ pub(super) struct PolicyRow {
     pub(super) name: String,
     pub(super) description: String,
     pub(super) rules: String,
+}
+
+/// Stored form of a role.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct RoleRow {
+    pub(super) id: String,
+    pub(super) scope: String,
+    pub(super) name: String,
+    pub(super) description: String,
+    #[serde(flatten)]
+    pub(super) links: Links,
 }
 
 /// A row with the revisions of its creation and of its last change.
@@ -100,6 +123,7 @@ impl<R: DeserializeOwned> Stored<R> {
 pub(super) enum Row {
     Token(Stored<TokenRow>),
     Policy(Stored<PolicyRow>),
+    Role(Stored<RoleRow>),
     Bootstrap,
 }
 
@@ -124,6 +148,7 @@ pub(super) struct View {
     /// Anonymous tokens by scope.
     anonymous: HashMap<String, Arc<StoredToken>>,
     policies: BTreeMap<String, ParsedPolicy>,
+    roles: BTreeMap<String, Stored<RoleRow>>,
     pub(super) is_bootstrapped: bool,
 }
 
@@ -164,7 +189,7 @@ impl Row {
         fn decode<R: DeserializeOwned>(entry: &Entry) -> Option<Stored<R>> {
             Stored::decode(entry)
                 .inspect_err(|error| {
-                    tracing::error!(key = &*entry.key, %error, "a token or policy in the store cannot be decoded, and does not count");
+                    tracing::error!(key = &*entry.key, %error, "a token, policy or role in the store cannot be decoded, and does not count");
                 })
                 .ok()
         }
@@ -173,6 +198,9 @@ impl Row {
         }
         if entry.key.starts_with(POLICY) {
             return decode(entry).map(Row::Policy);
+        }
+        if entry.key.starts_with(ROLE) {
+            return decode(entry).map(Row::Role);
         }
         (&*entry.key == BOOTSTRAP).then_some(Row::Bootstrap)
     }
@@ -195,6 +223,18 @@ impl TokenRow {
 
     pub(super) fn is_expired(&self, now_ms: i64) -> bool {
         self.expires_ms.is_some_and(|end| end <= now_ms)
+    }
+}
+
+impl RoleRow {
+    /// Returns the operation that writes the row.
+    pub(super) fn put(&self) -> Operation {
+        set(format!("{ROLE}{}", self.id), self)
+    }
+
+    /// Returns the operation that removes the role `id`.
+    pub(super) fn delete(id: &str) -> Operation {
+        Operation { key: format!("{ROLE}{id}").into(), verb: Verb::Delete }
     }
 }
 
@@ -229,14 +269,22 @@ pub(super) fn bootstrapped() -> Operation {
 }
 
 impl StoredToken {
-    fn new(stored: Stored<TokenRow>, policies: &BTreeMap<String, ParsedPolicy>) -> StoredToken {
+    /// Compiles a token: its rights are those of its own links and of its roles', as if it had all policies itself.
+    fn new(
+        stored: Stored<TokenRow>,
+        policies: &BTreeMap<String, ParsedPolicy>,
+        roles: &BTreeMap<String, Stored<RoleRow>>,
+    ) -> StoredToken {
         let row = &stored.row;
+        // A role that was deleted since, or of another scope, is without effect.
+        let roles = row.roles.iter().filter_map(|id| roles.get(id)).filter(|role| role.row.scope == row.scope);
+        let links: Vec<&Links> = std::iter::once(&row.links).chain(roles.map(|role| &role.row.links)).collect();
         let mut linked: Option<Vec<Arc<Policy>>> = Some(Vec::new());
         let mut take = |policy: Option<Arc<Policy>>| match (&mut linked, policy) {
             (Some(linked), Some(policy)) => linked.push(policy),
             _ => linked = None,
         };
-        for id in &row.policies {
+        for id in links.iter().flat_map(|links| &links.policies) {
             match (policies.get(id), BUILTIN.iter().find(|(builtin, ..)| builtin == id)) {
                 (_, Some((.., access))) => take(Policy::parse(&builtin::everything(*access)).ok().map(Arc::new)),
                 (Some((policy, parsed)), None) if policy.row.scope == row.scope => take(parsed.clone()),
@@ -244,8 +292,9 @@ impl StoredToken {
                 _ => {}
             }
         }
-        let own = row.services.iter().map(|name| builtin::of_service(name));
-        for rules in own.chain(row.nodes.iter().map(|name| builtin::of_node(name))) {
+        let services = links.iter().flat_map(|links| &links.services).map(|name| builtin::of_service(name));
+        let nodes = links.iter().flat_map(|links| &links.nodes).map(|name| builtin::of_node(name));
+        for rules in services.chain(nodes) {
             take(Policy::parse(&rules).ok().map(Arc::new));
         }
         StoredToken { stored, policies: linked, authorizer: OnceLock::new() }
@@ -277,6 +326,7 @@ impl View {
             match row {
                 Row::Bootstrap => view.is_bootstrapped = true,
                 Row::Token(token) => tokens.push(token),
+                Row::Role(role) => drop(view.roles.insert(role.row.id.clone(), role)),
                 Row::Policy(policy) => {
                     let known = before.policies.get(&policy.row.id).filter(|(known, _)| known.row == policy.row);
                     let parsed = match known {
@@ -295,7 +345,7 @@ impl View {
             }
         }
         for token in tokens {
-            let token = Arc::new(StoredToken::new(token, &view.policies));
+            let token = Arc::new(StoredToken::new(token, &view.policies, &view.roles));
             let row = &token.stored.row;
             if row.accessor == ANONYMOUS {
                 view.anonymous.insert(row.scope.clone(), token);
@@ -337,6 +387,16 @@ impl View {
     /// Iterates over all policies but the built-in ones.
     pub(super) fn policies(&self) -> impl Iterator<Item = &Stored<PolicyRow>> {
         self.policies.values().map(|(policy, _)| policy)
+    }
+
+    /// Returns the role `id`.
+    pub(super) fn role(&self, id: &str) -> Option<&Stored<RoleRow>> {
+        self.roles.get(id)
+    }
+
+    /// Iterates over all roles.
+    pub(super) fn roles(&self) -> impl Iterator<Item = &Stored<RoleRow>> {
+        self.roles.values()
     }
 
     /// Decides by the anonymous tokens of a namespace and of all namespaces.
@@ -437,19 +497,31 @@ mod tests {
 
     use super::*;
 
+    fn linked(policies: &[&str]) -> Links {
+        Links { policies: policies.iter().map(|id| (*id).to_owned()).collect(), ..Links::default() }
+    }
+
     fn token(accessor: &str, scope: &str, policies: &[&str]) -> Stored<TokenRow> {
         let row = TokenRow {
             accessor: accessor.into(),
             scope: scope.into(),
             sha256: digest_of(&format!("secret of {accessor} in {scope}")),
-            policies: policies.iter().map(|id| (*id).to_owned()).collect(),
+            links: linked(policies),
             ..TokenRow::default()
         };
         Stored { row, created: Revision(1), modified: Revision(1) }
     }
 
     fn view(tokens: Vec<Stored<TokenRow>>, policies: &[(&str, &str, &str)]) -> View {
+        view_with(tokens, policies, Vec::new())
+    }
+
+    fn view_with(tokens: Vec<Stored<TokenRow>>, policies: &[(&str, &str, &str)], roles: Vec<RoleRow>) -> View {
         let mut view = View::default();
+        for row in roles {
+            let (created, modified) = (Revision(1), Revision(1));
+            view.roles.insert(row.id.clone(), Stored { row, created, modified });
+        }
         for (id, scope, rules) in policies {
             let (id, scope, rules) = ((*id).to_owned(), (*scope).to_owned(), (*rules).to_owned());
             let parsed = Policy::parse(&rules).ok().map(Arc::new);
@@ -457,7 +529,7 @@ mod tests {
             view.policies.insert(id, (Stored { row, created: Revision(1), modified: Revision(1) }, parsed));
         }
         for stored in tokens {
-            let token = Arc::new(StoredToken::new(stored, &view.policies));
+            let token = Arc::new(StoredToken::new(stored, &view.policies, &view.roles));
             let (accessor, scope) = (token.stored.row.accessor.clone(), token.stored.row.scope.clone());
             match accessor.as_str() {
                 ANONYMOUS => drop(view.anonymous.insert(scope, token)),
@@ -521,6 +593,54 @@ mod tests {
         assert!(!open.may(Access::Read, Resource::ACL, "shop"), "the default gives no right on tokens");
         let shown = format!("{open:?} {:?}", view.by_accessor("shop"));
         assert!(!shown.contains(&digest_of("secret of shop in shop")), "{shown}");
+    }
+
+    #[test]
+    fn a_role_gives_its_rights_to_its_tokens() {
+        let role = |id: &str, scope: &str, links: Links| RoleRow {
+            id: id.into(),
+            scope: scope.into(),
+            links,
+            ..RoleRow::default()
+        };
+        let of_web = Links { services: vec!["web".into()], nodes: vec!["n".into()], ..Links::default() };
+        let roles = vec![
+            role("writer", "shop", linked(&["write"])),
+            role("denier", "shop", linked(&["deny"])),
+            role("unreadable", "shop", linked(&["unreadable"])),
+            role("identity", "shop", of_web),
+            role("foreign", "default", linked(&["write"])),
+        ];
+        let policies = [
+            ("read", "shop", r#"service_prefix "" { policy = "read" }"#),
+            ("write", "shop", r#"service_prefix "" { policy = "write" }"#),
+            ("deny", "shop", r#"service_prefix "" { policy = "deny" }"#),
+            ("unreadable", "shop", "servce"),
+        ];
+        // Tokens: policies of their own, roles, and rights on services `web` and `db`, and to write the node `n`.
+        for (own, of_token, web, db, node) in [
+            (&["read"][..], &[][..], "r", "r", false),
+            (&[], &["writer"], "rw", "rw", false),
+            (&["read"], &["writer"], "rw", "rw", false),
+            (&["read"], &["writer", "denier"], "", "", false),
+            (&["deny"], &["writer"], "", "", false),
+            (&["read"], &["identity"], "rw", "r", true),
+            (&["read"], &["unreadable"], "", "", false),
+            (&["read"], &["foreign", "deleted"], "r", "r", false),
+        ] {
+            let mut stored = token("t", "shop", own);
+            stored.row.roles = of_token.iter().map(|id| (*id).to_owned()).collect();
+            let json = serde_json::to_string(&stored.row).unwrap();
+            assert!(serde_json::from_str::<TokenRow>(&json).unwrap() == stored.row, "{json}");
+            let view = Arc::new(view_with(vec![stored], &policies, roles.clone()));
+            let caller = AclCaller { token: view.by_accessor("t").cloned(), view, default_allow: false };
+            for (name, expected) in [("web", web), ("db", db)] {
+                let may = |access| caller.may(access, Resource::service(name), "shop");
+                let found = (may(Access::Read), may(Access::Write));
+                assert_eq!(found, (expected.contains('r'), expected.contains('w')), "{name}: {own:?} {of_token:?}");
+            }
+            assert_eq!(caller.may(Access::Write, Resource::node("n"), "shop"), node, "{own:?} {of_token:?}");
+        }
     }
 
     #[test]

@@ -318,7 +318,8 @@ async fn managing_tokens_and_policies() {
         (root, "/v1/acl/tokens", 200),
         ("", "/v1/acl/tokens", 403),
         ("", "/v1/status/leader", 200),
-        (root, "/v1/acl/role", 501),
+        (root, "/v1/acl/role", 405),
+        (root, "/v1/acl/auth-method", 501),
         (root, "/v1/acl/roles", 200),
     ] {
         assert_eq!(node.status(token, "GET", path, &Value::Null).await, status, "{path}");
@@ -339,7 +340,11 @@ async fn managing_tokens_and_policies() {
     }
     for (path, body, status, said) in [
         ("/v1/acl/token", json!({ "Policies": [{ "Name": "none" }] }), 400, "No such ACL policy with name"),
-        ("/v1/acl/token", json!({ "Roles": [{ "Name": "r" }] }), 400, "roles: not supported"),
+        ("/v1/acl/token", json!({ "Roles": [{ "Name": "r" }] }), 400, "No such ACL role with name"),
+        ("/v1/acl/role", json!({ "Name": "a/b" }), 400, "invalid Name"),
+        ("/v1/acl/role", json!({ "Name": "r", "ID": "x" }), 400, "Cannot specify the ID"),
+        ("/v1/acl/role", json!({ "Name": "r", "Policies": [{ "Name": "none" }] }), 400, "No such ACL policy"),
+        ("/v1/acl/role/b54fe110-7af5-cafc-d1fb-afc8ba432b1c", json!({ "Name": "r" }), 404, "cannot find role"),
         ("/v1/acl/token", json!({ "SecretID": "x" }), 400, "SecretID"),
         ("/v1/acl/token", json!({ "AccessorID": accessor }), 400, "AccessorID is already in use"),
         ("/v1/acl/token", json!({ "SecretID": secret }), 400, "SecretID is already in use"),
@@ -438,5 +443,55 @@ async fn without_policies_there_is_nothing_to_manage() {
         let answer = node.by("", method, path, &Value::Null).await;
         assert_eq!((answer.status, answer.body.as_str()), (401, "ACL support disabled"), "{path}");
     }
+    node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_gives_rights_as_long_as_it_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens = [configured("root", Role::Admin, &["*"])];
+    let node = Node::let_in_by(directory.path(), Auth::acl(tokens, false)).await;
+    let root = "secret of root";
+    let rules = r#"key_prefix "a/" { policy = "write" }"#;
+    let policy = text(&node.write(root, "/v1/acl/policy", json!({ "Name": "keys", "Rules": rules })).await, "ID");
+    let body = json!({ "Name": "apps", "Description": "d", "Policies": [{ "Name": "keys" }], "NodeIdentities": [{ "NodeName": "n1", "Datacenter": "dc1" }] });
+    let role = node.write(root, "/v1/acl/role", body.clone()).await;
+    let id = text(&role, "ID");
+    assert_eq!(role["Policies"], json!([{ "ID": policy, "Name": "keys" }]));
+    assert_eq!(role["NodeIdentities"], json!([{ "NodeName": "n1", "Datacenter": "dc1" }]));
+    for path in [format!("/v1/acl/role/{id}"), "/v1/acl/role/name/apps".to_owned()] {
+        assert_eq!(node.read(root, &path).await, role, "{path}");
+    }
+    let again = node.by(root, "PUT", "/v1/acl/role", &body).await;
+    assert!(again.status == 400 && again.body.contains("already exists"), "{again:?}");
+    let token = node.write(root, "/v1/acl/token", json!({ "Roles": [{ "Name": "apps" }, { "ID": id }] })).await;
+    assert_eq!(token["Roles"], json!([{ "ID": id, "Name": "apps" }]));
+    let secret = text(&token, "SecretID");
+    for (path, found) in [
+        (format!("/v1/acl/roles?policy={policy}"), 1),
+        ("/v1/acl/roles?policy=none".to_owned(), 0),
+        ("/v1/acl/roles?ns=shop".to_owned(), 0),
+        (format!("/v1/acl/tokens?role={id}"), 1),
+        ("/v1/acl/tokens?role=none".to_owned(), 0),
+    ] {
+        assert_eq!(node.read(root, &path).await.as_array().unwrap().len(), found, "{path}");
+    }
+    let may = async |key: &str| node.status(&secret, "PUT", &format!("/v1/kv/{key}"), &json!("x")).await == 200;
+    assert!(may("a/x").await && !may("b/x").await);
+    let path = format!("/v1/acl/role/{id}");
+    node.write(root, &path, json!({ "Name": "apps" })).await;
+    assert!(!may("a/x").await, "the role has lost its policy");
+    node.write(root, &path, body).await;
+    assert!(may("a/x").await);
+    assert_eq!(node.status(&secret, "GET", "/v1/acl/roles", &Value::Null).await, 403);
+    assert_eq!(
+        node.status(root, "DELETE", &format!("{path}?ns=shop"), &Value::Null).await,
+        404,
+        "of another namespace"
+    );
+    assert_eq!(node.status(root, "DELETE", &path, &Value::Null).await, 200);
+    assert!(!may("a/x").await, "a link to a role that is gone has no effect");
+    assert_eq!(node.status(root, "GET", &path, &Value::Null).await, 404);
+    assert_eq!(node.status(root, "DELETE", &path, &Value::Null).await, 404);
     node.end().await;
 }

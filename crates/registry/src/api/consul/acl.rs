@@ -1,4 +1,4 @@
-//! `/v1/acl/…`: tokens and policies.
+//! `/v1/acl/…`: tokens, policies and roles.
 //!
 //! They belong to the namespace of the request (`?ns=`, `X-Consul-Namespace`, `Namespace` in the body, else that of the caller's token, else
 //! `default`), or with `*` to all namespaces. Who may manage those of `*` may manage all. Unlike at Consul, a secret is shown only in the answer that
@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use super::session::{is_uuid, uuid};
 use super::wire::Object;
 use crate::WriteError;
-use crate::api::acl::{ALL, ANONYMOUS, BUILTIN, PolicyRow, Row, Stored, TokenRow, View, bootstrapped, digest_of};
+use crate::api::acl::{
+    ALL, ANONYMOUS, BUILTIN, Links, PolicyRow, RoleRow, Row, Stored, TokenRow, View, bootstrapped, digest_of,
+};
 use crate::api::auth::{Auth, Caller, hash_of};
 use crate::api::time::rfc3339;
 use crate::api::{ApiError, Context, Reply, Request, namespace};
@@ -25,10 +27,11 @@ use crate::rights::{Access, Policy, Resource};
 
 /// Shown in place of a secret.
 const HIDDEN: &str = "<hidden>";
-/// Maximum number of policies and identities of a token.
+/// Maximum number of policies, identities and roles of a token, and of policies and identities of a role.
 const MOST_LINKS: usize = 256;
 /// Maximum length of a name, as at Consul, and of a description.
 const LONGEST_NAME: usize = 128;
+const LONGEST_ROLE: usize = 256;
 const LONGEST_IDENTITY: usize = 256;
 const LONGEST_DESCRIPTION: usize = 1024;
 /// Times after which a token may end, as at Consul.
@@ -80,18 +83,24 @@ pub(super) async fn handle(
         ("GET", ["policy", id]) => call.policy(|known, _| known == *id),
         ("PUT", ["policy", id]) => call.put_policy(Some(id), &body).await,
         ("DELETE", ["policy", id]) => call.remove_policy(id).await,
+        ("GET", ["roles"]) => call.roles(),
+        ("PUT", ["role"]) => call.put_role(None, &body).await,
+        ("GET", ["role", "name", name]) => call.role(|row| row.name == *name),
+        ("GET", ["role", id]) => call.role(|row| row.id == *id),
+        ("PUT", ["role", id]) => call.put_role(Some(id), &body).await,
+        ("DELETE", ["role", id]) => call.remove_role(id).await,
         // None of them exists here.
-        ("GET", ["roles" | "binding-rules" | "auth-methods"]) => {
+        ("GET", ["binding-rules" | "auth-methods"]) => {
             call.needs(Access::Read)?;
             Ok(Reply::ok(&[(); 0]))
         }
         (_, ["bootstrap"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
-        (_, ["tokens" | "policies"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
-        (_, ["token" | "policy"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
-        (_, ["token" | "policy", _]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" }),
+        (_, ["tokens" | "policies" | "roles"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
+        (_, ["token" | "policy" | "role"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
+        (_, ["token" | "policy" | "role", _]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" }),
         (_, ["token", _, "clone"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         (_, [part, ..]) => Err(ApiError::NotImplemented(format!(
-            "Consul's /v1/acl/{part} is not served here: tokens have policies, and neither roles nor logins"
+            "Consul's /v1/acl/{part} is not served here: tokens have policies and roles, and no logins"
         ))),
         _ => Err(ApiError::NoSuchPath(request.whole.chars().take(200).collect())),
     }
@@ -115,13 +124,20 @@ fn scope(request: &Request, caller: &Caller, body: &Value) -> Result<String, Api
     }
 }
 
-/// Returns the rows of a scope.
+/// Returns the roles of a scope.
+fn roles(entries: &[Arc<Entry>]) -> Vec<Stored<RoleRow>> {
+    let role = |row| if let Row::Role(role) = row { Some(role) } else { None };
+    entries.iter().filter_map(|entry| Row::of(entry)).filter_map(role).collect()
+}
+
+/// Returns the tokens and policies of a scope, and true if its first token was made.
 fn rows(entries: &[Arc<Entry>]) -> (Vec<Stored<TokenRow>>, Vec<Stored<PolicyRow>>, bool) {
     let (mut tokens, mut policies, mut is_bootstrapped) = (Vec::new(), Vec::new(), false);
     for row in entries.iter().filter_map(|entry| Row::of(entry)) {
         match row {
             Row::Token(token) => tokens.push(token),
             Row::Policy(policy) => policies.push(policy),
+            Row::Role(_) => {}
             Row::Bootstrap => is_bootstrapped = true,
         }
     }
@@ -163,12 +179,8 @@ impl Managing<'_> {
     /// Returns a token in Consul's form.
     fn show(&self, token: &Stored<TokenRow>, secret: &str) -> Value {
         let row = &token.row;
-        let link = |id: &String| {
-            let builtin = BUILTIN.iter().find(|(known, ..)| known == id).map(|(_, name, ..)| (*name).to_owned());
-            let name = builtin.or_else(|| self.view.policy(id).map(|policy| policy.row.name.clone()));
-            name.map(|name| json!({ "ID": id, "Name": name }))
-        };
-        let links: Vec<Value> = row.policies.iter().filter_map(link).collect();
+        let role = |id: &String| self.view.role(id).map(|role| json!({ "ID": id, "Name": role.row.name }));
+        let roles: Vec<Value> = row.roles.iter().filter_map(role).collect();
         let secret = if row.accessor == ANONYMOUS { "anonymous" } else { secret };
         let mut shown = json!({
             "CreateIndex": token.created.0,
@@ -176,17 +188,13 @@ impl Managing<'_> {
             "AccessorID": row.accessor,
             "SecretID": secret,
             "Description": row.description,
-            "Policies": links,
             "Local": row.local,
             "CreateTime": rfc3339(row.created_ms),
-            "Hash": hash(&[&row.description, &row.policies.join(" "), &row.services.join(" "), &row.nodes.join(" ")]),
+            "Hash": hash(&[&row.description, &text_of(&row.links), &row.roles.join(" ")]),
         });
-        let services: Vec<Value> = row.services.iter().map(|name| json!({ "ServiceName": name })).collect();
-        let node = |name: &String| json!({ "NodeName": name, "Datacenter": super::DATACENTER });
-        let nodes: Vec<Value> = row.nodes.iter().map(node).collect();
+        self.show_links(&row.links, &mut shown);
         for (key, value) in [
-            ("ServiceIdentities", (!services.is_empty()).then(|| services.into())),
-            ("NodeIdentities", (!nodes.is_empty()).then(|| nodes.into())),
+            ("Roles", (!roles.is_empty()).then(|| roles.into())),
             ("ExpirationTime", row.expires_ms.map(|end| rfc3339(end).into())),
             ("Namespace", (row.scope != "default").then(|| row.scope.clone().into())),
         ] {
@@ -195,6 +203,24 @@ impl Managing<'_> {
             }
         }
         shown
+    }
+
+    /// Adds the fields of `links` to an object in Consul's form.
+    fn show_links(&self, links: &Links, shown: &mut Value) {
+        let policy = |id: &String| {
+            let builtin = BUILTIN.iter().find(|(known, ..)| known == id).map(|(_, name, ..)| (*name).to_owned());
+            let name = builtin.or_else(|| self.view.policy(id).map(|policy| policy.row.name.clone()));
+            name.map(|name| json!({ "ID": id, "Name": name }))
+        };
+        shown["Policies"] = links.policies.iter().filter_map(policy).collect();
+        let services: Vec<Value> = links.services.iter().map(|name| json!({ "ServiceName": name })).collect();
+        let node = |name: &String| json!({ "NodeName": name, "Datacenter": super::DATACENTER });
+        let nodes: Vec<Value> = links.nodes.iter().map(node).collect();
+        for (key, list) in [("ServiceIdentities", services), ("NodeIdentities", nodes)] {
+            if !list.is_empty() {
+                shown[key] = list.into();
+            }
+        }
     }
 
     /// Returns the anonymous token of the scope.
@@ -222,10 +248,13 @@ impl Managing<'_> {
         let listed = self.view.tokens().map(|token| &token.stored);
         found.extend(listed.filter(|it| of_scope(&it.row) && !it.row.is_expired(now)).cloned());
         if let Some(policy) = self.request.param("policy") {
-            found.retain(|token| token.row.policies.iter().any(|id| id == policy));
+            found.retain(|token| token.row.links.policies.iter().any(|id| id == policy));
+        }
+        if let Some(role) = self.request.param("role") {
+            found.retain(|token| token.row.roles.iter().any(|id| id == role));
         }
         if let Some(service) = self.request.param("servicename") {
-            found.retain(|token| token.row.services.iter().any(|name| name == service));
+            found.retain(|token| token.row.links.services.iter().any(|name| name == service));
         }
         found.sort_by(|a, b| a.row.accessor.cmp(&b.row.accessor));
         Ok(Reply::ok(&found.iter().map(|token| self.show(token, HIDDEN)).collect::<Vec<_>>()))
@@ -278,7 +307,7 @@ impl Managing<'_> {
             scope: ALL.to_owned(),
             sha256: digest_of(&secret),
             description: "Bootstrap Token (Global Management)".to_owned(),
-            policies: vec![BUILTIN[0].0.to_owned()],
+            links: Links { policies: vec![BUILTIN[0].0.to_owned()], ..Links::default() },
             created_ms: crate::registry::now_millis(),
             ..TokenRow::default()
         };
@@ -317,14 +346,34 @@ impl Managing<'_> {
     /// Reads the fields of a token that its writer chooses. Links by name are resolved in `scope`.
     fn read(&self, body: &Value, scope: &str, before: Option<&TokenRow>) -> Result<TokenRow, ApiError> {
         let object = Object::new(body, "the body")?;
-        object.refuse(&["roles", "templatedpolicies", "authmethod", "partition", "rules"])?;
+        object.refuse(&["templatedpolicies", "authmethod", "partition", "rules"])?;
         let mut row = before.cloned().unwrap_or_default();
         scope.clone_into(&mut row.scope);
         object.text("description")?.clone_into(&mut row.description);
         check_description(&row.description)?;
         row.local = object.flag("local")?;
-        (row.policies, row.services, row.nodes) = Default::default();
-        for link in list(&object, "policies")? {
+        row.links = self.links(&object, scope)?;
+        row.roles = Vec::new();
+        for link in list(&object, "roles")? {
+            let link = Object::new(link, "Roles")?;
+            let (id, name) = (link.text("id")?, link.text("name")?);
+            let mut stored = self.view.roles().map(|role| &role.row).filter(|row| row.scope == scope);
+            let found = stored.find(|it| if id.is_empty() { it.name == name } else { it.id == id });
+            let named = || if id.is_empty() { format!("name {name:?}") } else { format!("ID {id:?}") };
+            let missing = || ApiError::bad(format!("No such ACL role with {} in the namespace {scope:?}", named()));
+            let found = found.ok_or_else(missing)?;
+            if !row.roles.contains(&found.id) {
+                row.roles.push(found.id.clone());
+            }
+        }
+        check_links(&row.links, row.roles.len())?;
+        Ok(row)
+    }
+
+    /// Reads policies and identities. Policies by name are looked up in `scope`.
+    fn links(&self, object: &Object<'_>, scope: &str) -> Result<Links, ApiError> {
+        let mut row = Links::default();
+        for link in list(object, "policies")? {
             let link = Object::new(link, "Policies")?;
             let (id, name) = (link.text("id")?, link.text("name")?);
             let builtin = BUILTIN.iter().find(|(known, called, ..)| *known == id || (id.is_empty() && *called == name));
@@ -341,23 +390,17 @@ impl Managing<'_> {
                 row.policies.push(found);
             }
         }
-        for identity in list(&object, "serviceidentities")? {
+        for identity in list(object, "serviceidentities")? {
             let identity = Object::new(identity, "ServiceIdentities")?;
             here(&identity)?;
             push_identity(&mut row.services, "ServiceName", identity.text("servicename")?)?;
         }
-        for identity in list(&object, "nodeidentities")? {
+        for identity in list(object, "nodeidentities")? {
             let identity = Object::new(identity, "NodeIdentities")?;
             if !matches!(identity.text("datacenter")?, "" | super::DATACENTER) {
                 return Err(ApiError::bad(format!("Datacenter: there is one, {}", super::DATACENTER)));
             }
             push_identity(&mut row.nodes, "NodeName", identity.text("nodename")?)?;
-        }
-        let links = row.policies.len() + row.services.len() + row.nodes.len();
-        if links > MOST_LINKS {
-            return Err(ApiError::bad(format!(
-                "found {links} policies and identities of a token, the most is {MOST_LINKS}"
-            )));
         }
         Ok(row)
     }
@@ -607,6 +650,102 @@ impl Managing<'_> {
         self.audit("acl/policy/delete", &name);
         Ok(Reply::ok(&true))
     }
+
+    // --- roles
+
+    fn show_role(&self, role: &Stored<RoleRow>) -> Value {
+        let row = &role.row;
+        let mut shown = json!({
+            "ID": row.id,
+            "Name": row.name,
+            "Description": row.description,
+            "Hash": hash(&[&row.name, &row.description, &text_of(&row.links)]),
+            "CreateIndex": role.created.0,
+            "ModifyIndex": role.modified.0,
+        });
+        self.show_links(&row.links, &mut shown);
+        if row.scope != "default" {
+            shown["Namespace"] = row.scope.clone().into();
+        }
+        shown
+    }
+
+    fn roles(&self) -> Result<Reply, ApiError> {
+        self.needs(Access::Read)?;
+        let policy = self.request.param("policy");
+        let has = |role: &&Stored<RoleRow>| policy.is_none_or(|id| role.row.links.policies.iter().any(|it| it == id));
+        let found = self.view.roles().filter(|role| role.row.scope == self.scope).filter(has);
+        Ok(Reply::ok(&found.map(|role| self.show_role(role)).collect::<Vec<_>>()))
+    }
+
+    /// Returns the role that `wanted` accepts.
+    fn role(&self, wanted: impl Fn(&RoleRow) -> bool) -> Result<Reply, ApiError> {
+        self.needs(Access::Read)?;
+        match self.view.roles().find(|role| role.row.scope == self.scope && wanted(&role.row)) {
+            Some(role) => Ok(Reply::ok(&self.show_role(role))),
+            None => Err(ApiError::Missing("Requested role does not exist: ACL not found".into())),
+        }
+    }
+
+    async fn put_role(&self, id: Option<&str>, body: &Value) -> Result<Reply, ApiError> {
+        self.needs(Access::Write)?;
+        let object = Object::new(body, "the body")?;
+        object.refuse(&["templatedpolicies", "partition"])?;
+        match (id, object.text("id")?) {
+            (None, said) if !said.is_empty() => {
+                return Err(ApiError::bad("Cannot specify the ID when creating a new role"));
+            }
+            (Some(id), said) if !said.is_empty() && said != id => {
+                return Err(ApiError::bad("Role ID in URL and payload do not match"));
+            }
+            _ => {}
+        }
+        let row = RoleRow {
+            id: id.map_or_else(uuid, |id| Ok(id.to_owned()))?,
+            scope: self.scope.clone(),
+            name: object.text("name")?.to_owned(),
+            description: object.text("description")?.to_owned(),
+            links: self.links(&object, &self.scope)?,
+        };
+        check_role_name(&row.name)?;
+        check_description(&row.description)?;
+        check_links(&row.links, 0)?;
+        // One limit for both: a role is hardly ever worth more than a policy.
+        let limit = self.context.registry.acl_limits().policies;
+        let change = self.context.registry.change_acl(&self.scope, |entries| {
+            let roles = roles(entries);
+            if roles.iter().any(|role| role.row.name == row.name && role.row.id != row.id) {
+                let name = &row.name;
+                return Err(ApiError::bad(format!("Invalid Role: A Role with Name {name:?} already exists")));
+            }
+            let is_known = roles.iter().any(|role| role.row.id == row.id);
+            if id.is_some() && !is_known {
+                return Err(ApiError::Missing(format!("cannot find role {}", row.id)));
+            }
+            if id.is_none() && roles.len() >= limit {
+                return Err(full("roles of a namespace (registry.acl.policies)", roles.len() + 1, limit));
+            }
+            Ok((vec![row.put()], ()))
+        });
+        change.await?;
+        self.audit(if id.is_some() { "acl/role/update" } else { "acl/role/create" }, &row.name);
+        let view = self.context.acl.view(&self.context.registry);
+        let (created, modified) = (crate::Revision(0), crate::Revision(0));
+        let written = view.role(&row.id).cloned().unwrap_or(Stored { row, created, modified });
+        Ok(Reply::ok(&self.show_role(&written)))
+    }
+
+    async fn remove_role(&self, id: &str) -> Result<Reply, ApiError> {
+        self.needs(Access::Write)?;
+        let change = self.context.registry.change_acl(&self.scope, |entries| {
+            let missing = || ApiError::Missing("Cannot find role to delete".into());
+            let found = roles(entries).into_iter().find(|role| role.row.id == id).ok_or_else(missing)?;
+            Ok::<_, ApiError>((vec![RoleRow::delete(id)], found.row.name))
+        });
+        let name = change.await?;
+        self.audit("acl/role/delete", &name);
+        Ok(Reply::ok(&true))
+    }
 }
 
 /// Number of expired tokens that one write removes.
@@ -647,6 +786,30 @@ fn push_identity(names: &mut Vec<String>, what: &str, name: &str) -> Result<(), 
         names.push(name.to_owned());
     }
     Ok(())
+}
+
+/// Refuses more links than a token or role may have.
+fn check_links(links: &Links, roles: usize) -> Result<(), ApiError> {
+    let found = links.policies.len() + links.services.len() + links.nodes.len() + roles;
+    if found > MOST_LINKS {
+        return Err(ApiError::bad(format!("found {found} policies, identities and roles, the most is {MOST_LINKS}")));
+    }
+    Ok(())
+}
+
+/// Returns the content of `links`, for a hash.
+fn text_of(links: &Links) -> String {
+    [&links.policies, &links.services, &links.nodes].map(|list| list.join(" ")).join("\0")
+}
+
+fn check_role_name(name: &str) -> Result<(), ApiError> {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if (1..=LONGEST_ROLE).contains(&name.len()) && name.bytes().all(is_known) {
+        return Ok(());
+    }
+    Err(ApiError::bad(format!(
+        "Invalid Role: invalid Name. Expected 1 to {LONGEST_ROLE} alphanumeric characters, '-' and '_'"
+    )))
 }
 
 fn check_policy_name(name: &str) -> Result<(), ApiError> {
@@ -720,6 +883,10 @@ mod tests {
             assert_eq!(check_policy_name(name).is_ok(), good, "{name}");
         }
         assert!(check_policy_name(&"a".repeat(129)).is_err());
+        for (name, good) in [("web-1_A", true), ("a/b", false), ("", false), ("ä", false)] {
+            assert_eq!(check_role_name(name).is_ok(), good, "{name}");
+        }
+        assert!(check_role_name(&"a".repeat(257)).is_err());
         for (name, good) in
             [("web-1", true), ("a", true), ("Web", false), ("-a", false), ("a_", false), ("", false), ("a\"b", false)]
         {
