@@ -324,6 +324,21 @@ async fn managing_tokens_and_policies() {
     ] {
         assert_eq!(node.status(token, "GET", path, &Value::Null).await, status, "{path}");
     }
+    // A service's record needs more than its instances do, at each front that writes it.
+    for version in ["v1/ns", "v2/ns", "v3/admin/ns"] {
+        let path = format!("/nacos/{version}/service?serviceName=new&namespaceId=default");
+        for (token, method, status) in [
+            ("", "POST", 403),
+            ("secret of writer", "POST", 403),
+            (root, "POST", 200),
+            ("secret of writer", "DELETE", 403),
+            ("secret of writer", "GET", 200),
+            (root, "DELETE", 200),
+        ] {
+            let answer = node.by(token, method, &path, &Value::Null).await;
+            assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        }
+    }
     let (accessor, secret) = node.token(root, "default", "operators", r#"acl = "write""#).await;
     // A manager of one namespace gives no rights in another, and none on all.
     let rules = r#"service_prefix "" { policy = "write" } node_prefix "" { policy = "read" }"#;

@@ -113,8 +113,9 @@ impl Call<'_> {
         if !matches!(method, "POST" | "PUT" | "DELETE") {
             return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, DELETE" });
         }
-        self.needs(Access::Write)?;
+        self.naming.enters(Access::Write)?;
         let service = self.service()?;
+        self.naming.needs_record(&service)?;
         if method == "DELETE" {
             return self.naming.remove_service(&service).await;
         }

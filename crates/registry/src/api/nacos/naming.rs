@@ -117,6 +117,11 @@ impl Naming<'_> {
         self.caller.needs(access, Resource::service(&service.known_as()), self.namespace.as_str())
     }
 
+    /// Checks the caller's right to change the record of a service, which is more than that to its instances.
+    pub(super) fn needs_record(&self, service: &Service) -> Result<(), ApiError> {
+        self.caller.needs(Access::Write, Resource::Record(&service.known_as()), self.namespace.as_str())
+    }
+
     /// Returns the key of the service in the core.
     pub(super) fn key(&self, service: &Service) -> Result<ServiceKey, ApiError> {
         Ok(ServiceKey::new(&self.namespace, &service.known_as())?)
