@@ -340,7 +340,7 @@ mod tests {
             prop_assert_eq!(index.len(), model.len());
             for pairs in [vec![(HOST, "h")], vec![(HOST, "i")], vec![(HOST, "h"), ("b", "y")], vec![("a", "x")], vec![("b", "z")], vec![("a", "x"), ("b", "y")], vec![("a", "q")]] {
                 let mut expected: Vec<_> = model.values()
-                    .filter(|i| pairs.iter().all(|(k, v)| value(i, k) == Some(*v))).cloned().collect();
+                    .filter(|i| pairs.iter().all(|(k, v)| if *k == HOST { &*i.host == *v } else { i.metadata.get(k) == Some(*v) })).cloned().collect();
                 expected.sort_by(|a, b| a.id.cmp(&b.id));
                 prop_assert_eq!(&index.find("default", &pairs, 100).instances, &expected);
                 prop_assert!(index.find("other", &pairs, 100).instances.is_empty());
