@@ -9,7 +9,7 @@ use kingpost_tests::{
 };
 
 use crate::common::only_kingpost;
-use crate::node::{Agent, Pair, STREAMS};
+use crate::node::{Agent, Pair, STREAMS, aside};
 use crate::relay_full::fill;
 use crate::relay_life::Small;
 
@@ -128,6 +128,58 @@ async fn a_detached_server_outlives_its_agent_and_a_paused_agent_only_watches() 
     a.process().wait_exit(SOON).await;
     a.launch(&["--adopt"]);
     a.wait_value(RECOVERS, "f").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "two copies of a server, for scripts/test-long"]
+async fn settings_that_standbys_need_are_raised_on_them_and_a_node_is_made_anew() {
+    if only_kingpost() {
+        return;
+    }
+    let registry = RegistryNode::start("").await;
+    let (mut a, mut b, status) = (Agent::new("a"), Agent::new("b"), Port::reserve());
+    a.environment.push(("KINGPOST__NODE__METRICS_LISTEN", format!("127.0.0.1:{}", status.number())));
+    a.launch(&["--init", "--join", &registry.url()]);
+    a.wait_value(RECOVERS, "f").await;
+    b.launch(&["--join", &registry.url()]);
+    b.wait_value(STREAMS, "streaming").await;
+
+    a.execute("ALTER SYSTEM SET max_connections = 150").await;
+    a.execute("SELECT pg_reload_conf()").await;
+    let pending =
+        async || (Metrics::now(status.number()).await.sum("kingpost_node_restart_pending", &[]) == 1.0).then_some(());
+    wait_until("a setting to wait for a restart", SOON, &a.dir, pending).await;
+    a.wait_log("max_connections").await;
+    // The primary first: the standby cannot replay that with its own value.
+    a.kill_server();
+    a.wait_value("SHOW max_connections", "150").await;
+    b.wait_value("SHOW max_connections", "150").await;
+    a.execute("CREATE TABLE t AS SELECT 7 AS n").await;
+    b.wait_value("SELECT n FROM t", "7").await;
+
+    // Clients of a server that is to end get a moment.
+    b.process().signal(15);
+    b.process().wait_exit(SOON).await;
+    b.environment.push(("KINGPOST__NODE__DRAIN", "600s".into()));
+    b.launch(&["--rebuild", "--join", &registry.url()]);
+    b.wait_value(STREAMS, "streaming").await;
+    b.wait_value("SELECT n FROM t", "7").await;
+    assert_eq!(aside(&b), 1, "{}", b.log());
+    b.wait_log("\"state\":\"following\"").await;
+    let weight = async || {
+        let nodes = registry.get("/v1/namespaces/kingpost/services/postgres/instances").await.json();
+        let own = nodes["instances"].as_array()?.iter().find(|node| node["id"] == "b")?;
+        own["weight"].as_u64()
+    };
+    wait_until("the replica to get reads", SOON, &b.dir, async || weight().await.filter(|weight| *weight == 100)).await;
+    b.process().signal(15);
+    wait_until("the replica to get no reads", SOON, &b.dir, async || weight().await.filter(|weight| *weight == 0))
+        .await;
+    b.query("SELECT n FROM t").await.unwrap();
+    // A second signal ends it at once.
+    b.process().signal(15);
+    b.process().wait_exit(SOON).await;
+    wait_until("its server to end", SOON, &b.dir, async || b.query("SELECT 1").await.is_err().then_some(())).await;
 }
 
 /// Returns the first process of a new PID namespace, whose parent is `unshare`.

@@ -200,6 +200,8 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
             }
         }
     }
+    // An order of the command line observes the others once, before the first turn.
+    agent.take_list()?;
     if args.leave {
         return leave(&mut agent, member.as_deref()).await;
     }
@@ -358,7 +360,6 @@ async fn leave(agent: &mut Agent, member: Option<&Member>) -> Result<(), Failure
         member.deregister(&agent.name).await?;
         terminal::line(format_args!("{} is no longer in the registry", agent.name));
     }
-    agent.take_list()?;
     let left = agent.leave().await;
     if left.is_empty() {
         terminal::line(format_args!("nobody keeps a slot for {}", agent.name));
