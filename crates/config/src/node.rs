@@ -12,7 +12,7 @@ use std::time::Duration;
         /// Address at which the others reach this server, host:port. "": that of `[[cluster.nodes]]`.
         pub address: String = String::new();
         /// Directory of the agent. The server's data are in its directory data.
-        pub directory: PathBuf = PathBuf::from("/var/lib/kingpost/node");
+        pub directory: PathBuf = PathBuf::from("/var/lib/kingpost-node");
         /// True if the directory has to be a mounted volume: the agent waits for it.
         pub volume: bool = false;
         /// The server's listen_addresses.
