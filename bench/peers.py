@@ -30,8 +30,6 @@ TRAFFIC_RULES = (
 # Our own with other settings than its defaults: keys of [proxy] and of [proxy.pool], and tables behind them, as TOML.
 KINGPOST_VARIANTS = {
     "kingpost-uring": (('driver = "io_uring"',), ()),
-    "kingpost-spin": (('spin = "50us"',), ()),
-    "kingpost-uringspin": (('driver = "io_uring"', 'spin = "50us"'), ()),
     "kingpost-unnamed": ((), ('unnamed = "shared"',)),
     "kingpost-traffic": ((), TRAFFIC_RULES),
 }

@@ -57,33 +57,6 @@ async fn health_and_readiness() {
 }
 
 #[tokio::test]
-async fn workers_that_poll_before_they_sleep_answer_everybody() {
-    let (shared, _logs) = shared().await;
-    if only_kingpost() {
-        return;
-    }
-    for driver in ["epoll", "io_uring"] {
-        let kingpost =
-            Kingpost::of(&shared.cluster).set("proxy.driver", driver).set("proxy.spin", "200us").start().await;
-        let clients = join_all((0..8).map(|_| kingpost.connect())).await;
-        // Alone, the history of waits turns to spins; together, the core is wanted by others.
-        for n in 0..200 {
-            assert_eq!(value(&clients[0], &format!("SELECT {n}")).await, n.to_string());
-        }
-        join_all(clients.iter().map(async |client| {
-            for _ in 0..50 {
-                client.batch_execute("BEGIN").await.unwrap();
-                assert_eq!(value(client, "SELECT 7").await, "7");
-                client.batch_execute("COMMIT").await.unwrap();
-            }
-        }))
-        .await;
-        kingpost.reload_and_wait("proxy.spin", "0s").await;
-        assert_eq!(value(&clients[7], "SELECT 8").await, "8");
-    }
-}
-
-#[tokio::test]
 async fn reload_changes_the_pool_size() {
     if only_kingpost() {
         return;

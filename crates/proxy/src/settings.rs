@@ -109,8 +109,6 @@ pub struct Settings {
     pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
-    /// Time for which a worker polls before it sleeps; 0: none.
-    pub spin: Duration,
     /// The primary's weight among the nodes that answer reads, as a view has weights; 0: it answers them only where no replica can.
     pub primary_weight: u32,
     /// True if reads may go to replicas behind replay checks.
@@ -162,8 +160,6 @@ pub struct Lanes {
     pub bytes: u32,
 }
 
-/// Limit on `proxy.spin`: a longer poll costs more than a sleep under any load.
-const LONGEST_SPIN: Duration = Duration::from_millis(1);
 /// Largest answer of a statement in a lane, in bytes: the whole answer can be held back.
 const LANE_BYTES: u32 = 12 << 10;
 
@@ -605,7 +601,6 @@ impl Settings {
                 gather: config.pool.lane_gather,
                 bytes: LANE_BYTES,
             },
-            spin: config.spin.min(LONGEST_SPIN),
             verified_reads: config.routing.verified_reads,
             strong_wait: config.routing.strong_wait,
             primary_weight: config.routing.primary_weight.saturating_mul(topology::WEIGHT_SCALE),

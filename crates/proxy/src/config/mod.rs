@@ -39,9 +39,6 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         /// transactions and not for quick reads (Linux 6.1; containers often forbid it: then a warning, and epoll); or "auto", io_uring where the
         /// system permits it. Taken at the start.
         pub driver: Driver = Driver::Epoll, at_start();
-        /// Time for which a worker polls its sockets before it sleeps, at most 1ms: a client alone gets its answers sooner, for CPU time. Only while waits
-        /// are usually shorter than this and no other thread wants the core. "0s" means never; "50us" is a good value where cores are free.
-        pub spin: Duration = Duration::ZERO, or_never();
         /// Unix socket by which a new process takes over the listening sockets (`kingpost proxy --take-over`, or SIGUSR2), so that no connection is
         /// refused.
         pub upgrade_socket: Option<std::path::PathBuf> = None, example(r#""/run/kingpost/upgrade.sock""#), at_start();

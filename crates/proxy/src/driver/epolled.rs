@@ -18,12 +18,12 @@ struct Events {
 }
 
 impl Waits for Events {
-    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<bool> {
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
         self.count = match &worker.poller {
             Poller::Epoll(epoll) => epoll.wait(&mut self.events, limit.as_millis() as i32)?,
             Poller::Ring(_) => 0,
         };
-        Ok(self.count > 0)
+        Ok(())
     }
 
     fn gather(&mut self, worker: &mut Worker, limit: Duration) {

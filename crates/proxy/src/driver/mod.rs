@@ -9,7 +9,6 @@ pub(crate) mod mailbox;
 pub(crate) mod ring;
 mod ringed;
 mod secured;
-mod spin;
 pub(crate) mod sys;
 mod system;
 pub(crate) mod worker;

@@ -94,10 +94,9 @@ struct Turn {
 }
 
 impl Waits for Turn {
-    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<bool> {
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
         let wait = Wait { limit, gather: std::mem::take(&mut self.gather) };
-        worker.submit(&mut self.ring, &mut self.done, wait)?;
-        Ok(!self.done.is_empty())
+        worker.submit(&mut self.ring, &mut self.done, wait)
     }
 
     fn gather(&mut self, worker: &mut Worker, limit: Duration) {
@@ -140,7 +139,7 @@ impl Worker {
         let mut turn = Turn { ring, done: Vec::new(), gather: Duration::ZERO };
         self.turns(&mut turn)?;
         // Sends the last output.
-        turn.wait(self, Duration::ZERO).map(drop)
+        turn.wait(self, Duration::ZERO)
     }
 
     /// Submits the agenda, waits, and reports the sent bytes to the core.

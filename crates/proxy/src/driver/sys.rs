@@ -86,17 +86,6 @@ pub(crate) fn wait_for_any<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, limit:
     let _ = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &limit, std::ptr::null()) };
 }
 
-/// Returns how often the scheduler has taken the core from the calling thread.
-pub(crate) fn involuntary_switches() -> i64 {
-    // SAFETY: all bytes zero is a valid `rusage`, and the kernel fills it. It fails for no thread that asks about itself.
-    let usage = unsafe {
-        let mut usage: libc::rusage = zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-        usage
-    };
-    usage.ru_nivcsw
-}
-
 // === eventfd ===
 
 /// Wake-up of an epoll loop from another thread.

@@ -13,7 +13,6 @@ use wire::{Severity, Sqlstate, message};
 use super::mailbox::{Mailbox, WorkerCommand};
 use super::ring::Ring;
 use super::ringed::Agenda;
-use super::spin::Spin;
 use super::sys::{self, Epoll, MOST_WAITED_FOR};
 use crate::console::{Asker, ConsoleHandle, Look, Report, Request};
 use crate::core::token::{Kind, Token};
@@ -45,8 +44,8 @@ pub(super) enum Poller {
 
 /// The operations that differ between epoll and io_uring.
 pub(super) trait Waits {
-    /// Waits until something happens, at most `limit`. Returns true if something has.
-    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<bool>;
+    /// Waits until something happens, at most `limit`.
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()>;
 
     /// Lets answers gather for this time ahead of the next wait, or in it.
     fn gather(&mut self, worker: &mut Worker, limit: Duration);
@@ -192,17 +191,11 @@ impl Worker {
     /// Runs turns until the worker is stopped.
     pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
         let mut ticked = Instant::now();
-        let mut spin = Spin::new();
         while !self.stopping {
-            let gathers = self.gather(waits);
+            self.gather(waits);
             let tick = if self.core.has_connections() { TICK } else { IDLE_TICK };
             let limit = if self.again.is_empty() { self.core.patience(tick) } else { Duration::ZERO };
-            let most = if gathers { Duration::ZERO } else { self.core.spin().min(limit) };
-            if most.is_zero() {
-                waits.wait(self, limit)?;
-            } else {
-                self.spin(waits, &mut spin, most, limit)?;
-            }
+            waits.wait(self, limit)?;
             let now = Instant::now();
             self.core.turn(now);
             // Sockets left over from the last turn come after new events, so that no socket starves.
@@ -229,33 +222,14 @@ impl Worker {
     }
 
     /// Lets answers on lanes gather if the core wants that: until the time is over, or another connection needs the
-    /// worker. Returns true if they do.
-    fn gather<W: Waits>(&mut self, waits: &mut W) -> bool {
+    /// worker.
+    fn gather<W: Waits>(&mut self, waits: &mut W) {
         if !self.again.is_empty() {
-            return false;
+            return;
         }
-        let limit = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others);
-        if let Some(limit) = limit {
+        if let Some(limit) = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others) {
             waits.gather(self, limit);
         }
-        limit.is_some()
-    }
-
-    /// Waits until something happens, at most `limit`: where the history says that it pays, without sleep for the first `most` of it.
-    fn spin<W: Waits>(&mut self, waits: &mut W, spin: &mut Spin, most: Duration, limit: Duration) -> io::Result<()> {
-        let began = Instant::now();
-        let mut happened = false;
-        if spin.pays(began) {
-            while !happened && began.elapsed() < most {
-                happened = waits.wait(self, Duration::ZERO)?;
-            }
-            spin.switched(sys::involuntary_switches(), Instant::now());
-        }
-        if !happened {
-            waits.wait(self, limit)?;
-        }
-        spin.waited(began.elapsed() < most);
-        Ok(())
     }
 
     /// Waits until the time is over, a mailbox has something, or bytes arrive for one of the `others`.

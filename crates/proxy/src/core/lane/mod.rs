@@ -535,11 +535,6 @@ impl Core {
         }
     }
 
-    /// Returns the time for which the worker may poll before it sleeps; 0: none.
-    pub fn spin(&self) -> Duration {
-        self.settings.spin
-    }
-
     /// Returns the time that the driver may wait for events, at most `longest`: a lane that is held up, a strong read or a gate may need attention
     /// earlier.
     pub fn patience(&self, longest: Duration) -> Duration {
