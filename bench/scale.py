@@ -4,7 +4,7 @@ Costs are CPU time of the proxy and context switches of its threads, a statement
 
 - clients and workers: `pgbench -S -M prepared`
 - pools and texts: a load of this file, 64 statements at a time, each of another user, or with another text (a simple query): few at a time, so
-  compare its rows with each other and not with pgbench's
+  compare its rows with each other and not with pgbench's. PgBouncer knows one user here, so it has no row of pools
 """
 
 import time
@@ -46,7 +46,7 @@ def run(options, inventory, workspace, pg_bin, say, out):
             ):
                 for value in values:
                     for target in chosen:
-                        if grows == "workers" and not target.name.startswith("kingpost"):
+                        if grows in ("workers", "pools") and not target.name.startswith("kingpost"):
                             continue
                         try:
                             figures = one(target, inventory, workspace, cluster, value, options)
