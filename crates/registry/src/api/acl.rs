@@ -99,6 +99,38 @@ pub(super) struct RoleRow {
     pub(super) links: Links,
 }
 
+/// A row with an id, and a name that is unique in its scope.
+pub(super) trait Named: Clone + Serialize {
+    /// Prefix of the keys of such rows.
+    const PREFIX: &str;
+    /// The word for such a row in messages.
+    const KIND: &str;
+    /// [`Named::KIND`] with a capital letter.
+    const TITLE: &str;
+    /// The words for such rows in the error of a full scope.
+    const LIMITED: &'static str;
+
+    fn id(&self) -> &str;
+
+    fn name(&self) -> &str;
+
+    /// Returns `row`, if it is of this kind.
+    fn of(row: Row) -> Option<Stored<Self>>;
+
+    /// Returns the row `id` of a view.
+    fn seen<'a>(view: &'a View, id: &str) -> Option<&'a Stored<Self>>;
+
+    /// Returns the operation that writes the row.
+    fn put(&self) -> Operation {
+        set(format!("{}{}", Self::PREFIX, self.id()), self)
+    }
+
+    /// Returns the operation that removes the row `id`.
+    fn delete(id: &str) -> Operation {
+        Operation { key: format!("{}{id}", Self::PREFIX).into(), verb: Verb::Delete }
+    }
+}
+
 /// A row with the revisions of its creation and of its last change.
 #[derive(Debug, Clone)]
 pub(super) struct Stored<R> {
@@ -226,29 +258,53 @@ impl TokenRow {
     }
 }
 
-impl RoleRow {
-    /// Returns the operation that writes the row.
-    pub(super) fn put(&self) -> Operation {
-        set(format!("{ROLE}{}", self.id), self)
+impl Named for RoleRow {
+    const PREFIX: &str = ROLE;
+    const KIND: &str = "role";
+    const TITLE: &str = "Role";
+    const LIMITED: &str = "roles of a namespace (registry.acl.policies)";
+
+    fn id(&self) -> &str {
+        &self.id
     }
 
-    /// Returns the operation that removes the role `id`.
-    pub(super) fn delete(id: &str) -> Operation {
-        Operation { key: format!("{ROLE}{id}").into(), verb: Verb::Delete }
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn of(row: Row) -> Option<Stored<RoleRow>> {
+        if let Row::Role(role) = row { Some(role) } else { None }
+    }
+
+    fn seen<'a>(view: &'a View, id: &str) -> Option<&'a Stored<RoleRow>> {
+        view.role(id)
+    }
+}
+
+impl Named for PolicyRow {
+    const PREFIX: &str = POLICY;
+    const KIND: &str = "policy";
+    const TITLE: &str = "Policy";
+    const LIMITED: &str = "policies of a namespace (registry.acl.policies)";
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn of(row: Row) -> Option<Stored<PolicyRow>> {
+        if let Row::Policy(policy) = row { Some(policy) } else { None }
+    }
+
+    fn seen<'a>(view: &'a View, id: &str) -> Option<&'a Stored<PolicyRow>> {
+        view.policy(id)
     }
 }
 
 impl PolicyRow {
-    /// Returns the operation that writes the row.
-    pub(super) fn put(&self) -> Operation {
-        set(format!("{POLICY}{}", self.id), self)
-    }
-
-    /// Returns the operation that removes the policy `id`.
-    pub(super) fn delete(id: &str) -> Operation {
-        Operation { key: format!("{POLICY}{id}").into(), verb: Verb::Delete }
-    }
-
     /// Returns a policy that always exists.
     pub(super) fn builtin(scope: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Stored<PolicyRow>> {
         let (id, name, description, access) = BUILTIN.into_iter().find(|(id, name, ..)| wanted(id, name))?;

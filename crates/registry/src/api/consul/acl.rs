@@ -17,7 +17,7 @@ use super::session::{is_uuid, uuid};
 use super::wire::Object;
 use crate::WriteError;
 use crate::api::acl::{
-    ALL, ANONYMOUS, BUILTIN, Links, PolicyRow, RoleRow, Row, Stored, TokenRow, View, bootstrapped, digest_of,
+    ALL, ANONYMOUS, BUILTIN, Links, Named, PolicyRow, RoleRow, Row, Stored, TokenRow, View, bootstrapped, digest_of,
 };
 use crate::api::auth::{Auth, Caller, hash_of};
 use crate::api::time::rfc3339;
@@ -124,24 +124,14 @@ fn scope(request: &Request, caller: &Caller, body: &Value) -> Result<String, Api
     }
 }
 
-/// Returns the roles of a scope.
-fn roles(entries: &[Arc<Entry>]) -> Vec<Stored<RoleRow>> {
-    let role = |row| if let Row::Role(role) = row { Some(role) } else { None };
-    entries.iter().filter_map(|entry| Row::of(entry)).filter_map(role).collect()
+/// Returns the rows of a scope that `of` accepts.
+fn rows<'a, R>(entries: &'a [Arc<Entry>], of: impl Fn(Row) -> Option<R> + 'a) -> impl Iterator<Item = R> + 'a {
+    entries.iter().filter_map(|entry| Row::of(entry)).filter_map(of)
 }
 
-/// Returns the tokens and policies of a scope, and true if its first token was made.
-fn rows(entries: &[Arc<Entry>]) -> (Vec<Stored<TokenRow>>, Vec<Stored<PolicyRow>>, bool) {
-    let (mut tokens, mut policies, mut is_bootstrapped) = (Vec::new(), Vec::new(), false);
-    for row in entries.iter().filter_map(|entry| Row::of(entry)) {
-        match row {
-            Row::Token(token) => tokens.push(token),
-            Row::Policy(policy) => policies.push(policy),
-            Row::Role(_) => {}
-            Row::Bootstrap => is_bootstrapped = true,
-        }
-    }
-    (tokens, policies, is_bootstrapped)
+/// Returns the tokens of a scope.
+fn tokens(entries: &[Arc<Entry>]) -> Vec<Stored<TokenRow>> {
+    rows(entries, |row| if let Row::Token(token) = row { Some(token) } else { None }).collect()
 }
 
 /// Returns Consul's error, with its status, for a token that is not there.
@@ -312,7 +302,7 @@ impl Managing<'_> {
             ..TokenRow::default()
         };
         let made = self.context.registry.change_acl(ALL, |entries| {
-            let (.., is_bootstrapped) = rows(entries);
+            let is_bootstrapped = rows(entries, |row| matches!(row, Row::Bootstrap).then_some(())).next().is_some();
             let operations = if is_bootstrapped { Vec::new() } else { vec![row.put(), bootstrapped()] };
             Ok::<_, ApiError>((operations, !is_bootstrapped))
         });
@@ -436,7 +426,7 @@ impl Managing<'_> {
         }
         let (limit, now) = (self.context.registry.acl_limits().tokens, crate::registry::now_millis());
         let change = self.context.registry.change_acl(&row.scope, |entries| {
-            let (tokens, ..) = rows(entries);
+            let tokens = tokens(entries);
             if tokens.iter().any(|token| token.row.accessor == row.accessor) {
                 return Err(in_use("AccessorID"));
             }
@@ -482,7 +472,7 @@ impl Managing<'_> {
             return Err(ApiError::bad(format!("Cannot change expiration time of {accessor}")));
         }
         let change = self.context.registry.change_acl(&scope, |entries| {
-            let (tokens, ..) = rows(entries);
+            let tokens = tokens(entries);
             // Deleted meanwhile: a write would bring it back.
             if accessor != ANONYMOUS && !tokens.iter().any(|token| token.row.accessor == row.accessor) {
                 return Err(missing());
@@ -583,17 +573,9 @@ impl Managing<'_> {
         let object = Object::new(body, "the body")?;
         object.refuse(&["partition"])?;
         here(&object)?;
-        match (id, object.text("id")?) {
-            (None, said) if !said.is_empty() => {
-                return Err(ApiError::bad("Cannot specify the ID when creating a new policy"));
-            }
-            (Some(id), said) if !said.is_empty() && said != id => {
-                return Err(ApiError::bad("Policy ID in URL and payload do not match"));
-            }
-            _ => {}
-        }
+        let id = id_of::<PolicyRow>(id, &object)?;
         let row = PolicyRow {
-            id: id.map_or_else(uuid, |id| Ok(id.to_owned()))?,
+            id: id.clone().map_or_else(uuid, Ok)?,
             scope: self.scope.clone(),
             name: object.text("name")?.to_owned(),
             description: object.text("description")?.to_owned(),
@@ -610,28 +592,10 @@ impl Managing<'_> {
             return Err(ApiError::TooLarge { what: "the rules of the policy", limit, value });
         }
         Policy::parse(&row.rules).map_err(|error| ApiError::bad(error.to_string()))?;
-        let limit = limits.policies;
-        let change = self.context.registry.change_acl(&self.scope, |entries| {
-            let (_, policies, _) = rows(entries);
-            let taken = |policy: &Stored<PolicyRow>| policy.row.name == row.name && policy.row.id != row.id;
-            if policies.iter().any(taken) || BUILTIN.iter().any(|(_, name, ..)| *name == row.name) {
-                let name = &row.name;
-                return Err(ApiError::bad(format!("Invalid Policy: A Policy with Name {name:?} already exists")));
-            }
-            let is_known = policies.iter().any(|policy| policy.row.id == row.id);
-            if id.is_some() && !is_known {
-                return Err(ApiError::Missing(format!("cannot find policy {}", row.id)));
-            }
-            if id.is_none() && policies.len() >= limit {
-                return Err(full("policies of a namespace (registry.acl.policies)", policies.len() + 1, limit));
-            }
-            Ok((vec![row.put()], ()))
-        });
-        change.await?;
-        self.audit(if id.is_some() { "acl/policy/update" } else { "acl/policy/create" }, &row.name);
-        let view = self.context.acl.view(&self.context.registry);
-        let (created, modified) = (crate::Revision(0), crate::Revision(0));
-        let written = view.policy(&row.id).cloned().unwrap_or(Stored { row, created, modified });
+        if BUILTIN.iter().any(|(_, name, ..)| *name == row.name) {
+            return Err(name_taken(&row));
+        }
+        let written = self.store(row, id.is_none()).await?;
         Ok(Reply::ok(&self.show_policy(&written, true)))
     }
 
@@ -640,15 +604,7 @@ impl Managing<'_> {
         if let Some((_, name, ..)) = BUILTIN.iter().find(|(known, ..)| *known == id) {
             return Err(ApiError::bad(format!("Delete operation not permitted on the builtin {name} policy")));
         }
-        let change = self.context.registry.change_acl(&self.scope, |entries| {
-            let (_, policies, _) = rows(entries);
-            let missing = || ApiError::Missing("Cannot find policy to delete".into());
-            let found = policies.iter().find(|policy| policy.row.id == id).ok_or_else(missing)?;
-            Ok::<_, ApiError>((vec![PolicyRow::delete(id)], found.row.name.clone()))
-        });
-        let name = change.await?;
-        self.audit("acl/policy/delete", &name);
-        Ok(Reply::ok(&true))
+        self.discard::<PolicyRow>(id).await
     }
 
     // --- roles
@@ -691,17 +647,9 @@ impl Managing<'_> {
         self.needs(Access::Write)?;
         let object = Object::new(body, "the body")?;
         object.refuse(&["templatedpolicies", "partition"])?;
-        match (id, object.text("id")?) {
-            (None, said) if !said.is_empty() => {
-                return Err(ApiError::bad("Cannot specify the ID when creating a new role"));
-            }
-            (Some(id), said) if !said.is_empty() && said != id => {
-                return Err(ApiError::bad("Role ID in URL and payload do not match"));
-            }
-            _ => {}
-        }
+        let id = id_of::<RoleRow>(id, &object)?;
         let row = RoleRow {
-            id: id.map_or_else(uuid, |id| Ok(id.to_owned()))?,
+            id: id.clone().map_or_else(uuid, Ok)?,
             scope: self.scope.clone(),
             name: object.text("name")?.to_owned(),
             description: object.text("description")?.to_owned(),
@@ -710,42 +658,70 @@ impl Managing<'_> {
         check_role_name(&row.name)?;
         check_description(&row.description)?;
         check_links(&row.links, 0)?;
-        // One limit for both: a role is hardly ever worth more than a policy.
-        let limit = self.context.registry.acl_limits().policies;
-        let change = self.context.registry.change_acl(&self.scope, |entries| {
-            let roles = roles(entries);
-            if roles.iter().any(|role| role.row.name == row.name && role.row.id != row.id) {
-                let name = &row.name;
-                return Err(ApiError::bad(format!("Invalid Role: A Role with Name {name:?} already exists")));
-            }
-            let is_known = roles.iter().any(|role| role.row.id == row.id);
-            if id.is_some() && !is_known {
-                return Err(ApiError::Missing(format!("cannot find role {}", row.id)));
-            }
-            if id.is_none() && roles.len() >= limit {
-                return Err(full("roles of a namespace (registry.acl.policies)", roles.len() + 1, limit));
-            }
-            Ok((vec![row.put()], ()))
-        });
-        change.await?;
-        self.audit(if id.is_some() { "acl/role/update" } else { "acl/role/create" }, &row.name);
-        let view = self.context.acl.view(&self.context.registry);
-        let (created, modified) = (crate::Revision(0), crate::Revision(0));
-        let written = view.role(&row.id).cloned().unwrap_or(Stored { row, created, modified });
+        let written = self.store(row, id.is_none()).await?;
         Ok(Reply::ok(&self.show_role(&written)))
     }
 
     async fn remove_role(&self, id: &str) -> Result<Reply, ApiError> {
         self.needs(Access::Write)?;
+        self.discard::<RoleRow>(id).await
+    }
+
+    // --- policies and roles
+
+    /// Writes a row, whose id must not exist if `new`, else must; returns it with its revisions.
+    async fn store<R: Named>(&self, row: R, new: bool) -> Result<Stored<R>, ApiError> {
+        // One limit for both: a role is hardly ever worth more than a policy.
+        let limit = self.context.registry.acl_limits().policies;
         let change = self.context.registry.change_acl(&self.scope, |entries| {
-            let missing = || ApiError::Missing("Cannot find role to delete".into());
-            let found = roles(entries).into_iter().find(|role| role.row.id == id).ok_or_else(missing)?;
-            Ok::<_, ApiError>((vec![RoleRow::delete(id)], found.row.name))
+            let rows: Vec<Stored<R>> = rows(entries, R::of).collect();
+            if rows.iter().any(|it| it.row.name() == row.name() && it.row.id() != row.id()) {
+                return Err(name_taken(&row));
+            }
+            if !new && !rows.iter().any(|it| it.row.id() == row.id()) {
+                return Err(ApiError::Missing(format!("cannot find {} {}", R::KIND, row.id())));
+            }
+            if new && rows.len() >= limit {
+                return Err(full(R::LIMITED, rows.len() + 1, limit));
+            }
+            Ok((vec![row.put()], ()))
+        });
+        change.await?;
+        self.audit(&format!("acl/{}/{}", R::KIND, if new { "create" } else { "update" }), row.name());
+        let view = self.context.acl.view(&self.context.registry);
+        let (created, modified) = (crate::Revision(0), crate::Revision(0));
+        Ok(R::seen(&view, row.id()).cloned().unwrap_or(Stored { row, created, modified }))
+    }
+
+    /// Removes the row `id`.
+    async fn discard<R: Named>(&self, id: &str) -> Result<Reply, ApiError> {
+        let change = self.context.registry.change_acl(&self.scope, |entries| {
+            let missing = || ApiError::Missing(format!("Cannot find {} to delete", R::KIND));
+            let found = rows(entries, R::of).find(|it| it.row.id() == id).ok_or_else(missing)?;
+            Ok::<_, ApiError>((vec![R::delete(id)], found.row.name().to_owned()))
         });
         let name = change.await?;
-        self.audit("acl/role/delete", &name);
+        self.audit(&format!("acl/{}/delete", R::KIND), &name);
         Ok(Reply::ok(&true))
     }
+}
+
+/// Returns the id of the row that a request changes, which the body may repeat; `None` if it creates one.
+fn id_of<R: Named>(id: Option<&str>, body: &Object<'_>) -> Result<Option<String>, ApiError> {
+    match (id, body.text("id")?) {
+        (None, said) if !said.is_empty() => {
+            Err(ApiError::bad(format!("Cannot specify the ID when creating a new {}", R::KIND)))
+        }
+        (Some(id), said) if !said.is_empty() && said != id => {
+            Err(ApiError::bad(format!("{} ID in URL and payload do not match", R::TITLE)))
+        }
+        (id, _) => Ok(id.map(str::to_owned)),
+    }
+}
+
+fn name_taken<R: Named>(row: &R) -> ApiError {
+    let name = row.name();
+    ApiError::bad(format!("Invalid {0}: A {0} with Name {name:?} already exists", R::TITLE))
 }
 
 /// Number of expired tokens that one write removes.
