@@ -149,7 +149,7 @@ impl Call<'_> {
         match (method, path) {
             ("GET", []) => self.detailed("namespace").await,
             ("GET", ["list"]) => {
-                let (names, count) = self.page(self.fields.text("groupName")).await?;
+                let (names, count, _) = self.page(self.fields.text("groupName")).await?;
                 Ok(result(&json!({ "count": count, "services": names })))
             }
             (method, []) => self.change_service(method).await.map(|()| result(&"ok")),
@@ -158,12 +158,13 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the requested page of the names of services in `group`, and the total number.
-    async fn page(&self, group: &str) -> Result<(Vec<String>, usize), ApiError> {
+    /// Returns the requested page of the names of services in `group`, the total number, and the number of the page.
+    async fn page(&self, group: &str) -> Result<(Vec<String>, usize, u64), ApiError> {
         self.naming.enters(Access::Read)?;
         let (page, size) = (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
         let empty = !self.fields.text("ignoreEmptyService").eq_ignore_ascii_case("true");
-        self.naming.services(group, page, size, empty).await
+        let (names, count) = self.naming.services(group, page, size, empty).await?;
+        Ok((names, count, page))
     }
 
     /// Answers a request of version 3, whose answers are in an envelope.
@@ -193,8 +194,7 @@ impl Call<'_> {
             }
             ("GET", ["service", "list"]) => {
                 let group = [self.fields.text("groupNameParam"), self.fields.text("groupName")].concat();
-                let (names, count) = self.page(&group).await?;
-                let page = self.fields.number("pageNo")?.unwrap_or(1);
+                let (names, count, page) = self.page(&group).await?;
                 let group = if group.is_empty() { wire::DEFAULT_GROUP } else { &group };
                 let items: Vec<_> = names.iter().map(|name| json!({ "name": name, "groupName": group })).collect();
                 Ok(result(&json!({ "totalCount": count, "pageNumber": page, "pageItems": items })))
@@ -327,7 +327,7 @@ impl Call<'_> {
     }
 
     async fn services(&self) -> Result<Reply, ApiError> {
-        let (names, count) = self.page(self.fields.text("groupName")).await?;
+        let (names, count, _) = self.page(self.fields.text("groupName")).await?;
         Ok(Reply::ok(&json!({ "count": count, "doms": names })))
     }
 }

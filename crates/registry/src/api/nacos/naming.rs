@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::super::auth::Caller;
 use super::super::list_cache::{MOST_AT_ONCE, entries};
 use super::super::{namespace, several};
-use super::service::ServiceRecord;
+use super::service::{ServiceRecord, Threshold};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
@@ -87,12 +87,12 @@ impl Selection {
 impl Wanted {
     /// Returns the selection from `snapshot`. Nacos compares the number of healthy instances with that of the selected ones.
     pub(super) fn of(&self, snapshot: &ServiceSnapshot) -> Selection {
-        let protected = snapshot.metadata.as_ref().and_then(ServiceRecord::read).is_some_and(|record| {
+        let protected = snapshot.metadata.as_ref().and_then(Threshold::read).is_some_and(|threshold| {
             let all = snapshot.instances.iter().filter(|instance| self.has(instance));
             let (healthy, all) = all.fold((0, 0), |(healthy, all), instance| {
                 (healthy + usize::from(instance.overall() != crate::Health::Critical), all + 1)
             });
-            record.is_reached(healthy, all)
+            threshold.is_reached(healthy, all)
         });
         Selection { wanted: self.clone(), protected }
     }

@@ -9,16 +9,32 @@ use crate::Metadata;
 /// A service's record. The core stores it as the service's metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ServiceRecord {
-    /// Share of healthy instances, from 0 to 1, down to which all instances are shown as healthy.
-    threshold: f64,
+    threshold: Threshold,
     /// The selector, as JSON with a type. Stored for the operator: it selects nothing.
     selector: Value,
     own: BTreeMap<String, String>,
 }
 
+/// Share of healthy instances, from 0 to 1, down to which all instances are shown as healthy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Threshold(f64);
+
+impl Threshold {
+    /// Reads the threshold from a service's metadata, and nothing else of the record: each list needs it.
+    pub(super) fn read(metadata: &Metadata) -> Option<Threshold> {
+        metadata.get(wire::KEPT)?.split_once(' ')?.0.parse().ok().map(Threshold)
+    }
+
+    /// True if all instances are to be shown as healthy: the share of healthy ones is at most the threshold. As in Nacos, a threshold of 0 is reached
+    /// when none is healthy, and no instances at all reach none. Nacos compares in single precision.
+    pub(super) fn is_reached(self, healthy: usize, all: usize) -> bool {
+        all > 0 && healthy as f32 / all as f32 <= self.0 as f32
+    }
+}
+
 impl Default for ServiceRecord {
     fn default() -> ServiceRecord {
-        ServiceRecord { threshold: 0.0, selector: json!({ "type": "none" }), own: BTreeMap::new() }
+        ServiceRecord { threshold: Threshold(0.0), selector: json!({ "type": "none" }), own: BTreeMap::new() }
     }
 }
 
@@ -30,8 +46,8 @@ impl ServiceRecord {
         if !text.is_empty() {
             // Java's clients may send 0.5F.
             let number = text.trim_end_matches(['f', 'F']).parse().ok().filter(|share| (0.0..=1.0).contains(share));
-            record.threshold =
-                number.ok_or_else(|| wire::expected("protectThreshold", text, "a number from 0 to 1"))?;
+            let wrong = || wire::expected("protectThreshold", text, "a number from 0 to 1");
+            record.threshold = number.map(Threshold).ok_or_else(wrong)?;
         }
         record.own = wire::pairs(fields.text("metadata"))?;
         wire::not_reserved(&record.own)?;
@@ -46,11 +62,11 @@ impl ServiceRecord {
 
     /// Reads the record from a service's metadata; `None` if no client of Nacos has set one.
     pub(super) fn read(metadata: &Metadata) -> Option<ServiceRecord> {
-        let (threshold, kept) = metadata.get(wire::KEPT)?.split_once(' ')?;
+        let (_, selector) = metadata.get(wire::KEPT)?.split_once(' ')?;
         let open = metadata.iter().filter(|(key, _)| !key.starts_with(crate::api::RESERVED));
         Some(ServiceRecord {
-            threshold: threshold.parse().ok()?,
-            selector: serde_json::from_str(kept).ok()?,
+            threshold: Threshold::read(metadata)?,
+            selector: serde_json::from_str(selector).ok()?,
             own: open.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
         })
     }
@@ -58,19 +74,13 @@ impl ServiceRecord {
     /// Returns the metadata that the core stores.
     pub(super) fn metadata(&self) -> Result<Metadata, ApiError> {
         let mut pairs = self.own.clone();
-        pairs.insert(wire::KEPT.into(), format!("{} {}", self.threshold, self.selector));
+        pairs.insert(wire::KEPT.into(), format!("{} {}", self.threshold.0, self.selector));
         Ok(Metadata::from_pairs(&pairs)?)
-    }
-
-    /// True if all instances are to be shown as healthy: the share of healthy ones is at most the threshold. As in Nacos, a threshold of 0 is reached
-    /// when none is healthy, and no instances at all reach none. Nacos compares in single precision.
-    pub(super) fn is_reached(&self, healthy: usize, all: usize) -> bool {
-        all > 0 && healthy as f32 / all as f32 <= self.threshold as f32
     }
 
     /// Writes the record's fields into the description of a service.
     pub(super) fn describe(&self, description: &mut Value) {
-        description["protectThreshold"] = json!(self.threshold);
+        description["protectThreshold"] = json!(self.threshold.0);
         description["metadata"] = json!(self.own);
         description["selector"] = self.selector.clone();
     }
@@ -140,7 +150,7 @@ mod tests {
             ("1", 3, 3, true),
         ] {
             let record = record(&[("protectThreshold", threshold)]).unwrap();
-            assert_eq!(record.is_reached(healthy, all), expected, "{threshold:?}: {healthy} of {all}");
+            assert_eq!(record.threshold.is_reached(healthy, all), expected, "{threshold:?}: {healthy} of {all}");
         }
     }
 }
