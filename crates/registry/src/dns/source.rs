@@ -1,5 +1,6 @@
 //! The registry as the source of a zone.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -30,18 +31,15 @@ impl Services for Registry {
         let found = self.on_host(namespace, &address.to_string(), LOOKED_AT);
         let at_address = |text: &str| text.parse() == Ok(address);
         let mut owners = Vec::new();
+        let mut names = HashSet::new();
         for instance in &found {
             let (name, node_address) = crate::api::node_of(instance);
             // A registration that names no node gets its address as one, which says nothing about the address.
-            let is_named = !at_address(&name);
-            let node = Owner::Node(name);
-            if !is_named || !at_address(&node_address) || owners.contains(&node) {
+            if at_address(&name) || !at_address(&node_address) || !names.insert(name.clone()) {
                 continue;
             }
-            if let Owner::Node(name) = &node
-                && Services::node(self, namespace, name).is_some_and(|node| at_address(&node.address))
-            {
-                owners.push(node);
+            if Services::node(self, namespace, &name).is_some_and(|node| at_address(&node.address)) {
+                owners.push(Owner::Node(name));
             }
         }
         for instance in found.iter().filter(|instance| !instance.service.is_of_machines()) {
