@@ -8,11 +8,10 @@ import re
 import time
 from statistics import median
 
-from bench import traced
+from bench import plan, traced
 from bench.cluster import Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms, running
-from bench.plan import Target
 from bench.window import save
 
 CLIENTS = 64
@@ -25,11 +24,7 @@ FEW = 0.02
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
     traced.require_strace()
-    names = [name for name in inventory.found if name.startswith(("kingpost", "pgbouncer"))]
-    wanted = options.targets or ["kingpost", "kingpost-uring", "pgbouncer"]
-    chosen = [Target(name, name) for name in names if name in wanted]
-    if not chosen:
-        raise BenchError(f"none of {', '.join(wanted)} is here: {', '.join(names)}")
+    chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "kingpost-uring", "pgbouncer"])
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-calls", ""
     with Cluster(pg_bin, workspace, CLIENTS + options.pool + 50, options.sockets) as cluster:
         cluster.load_pgbench(20, 300)

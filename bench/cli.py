@@ -117,6 +117,10 @@ OF_THEIR_OWN = {
 }
 
 
+# Of these, those that have no cases: their names are all that `--only` says.
+WITHOUT_CASES = {"slow-neighbour": neighbour, "workers": workers, "calls": calls, "scale": scale}
+
+
 def _only(options, families):
     """True if `--only` names cases, and each is of one of these families."""
     return bool(options.only) and all(case.partition("/")[0] in families for case in options.only)
@@ -153,17 +157,9 @@ def measure(options):
             return measure_table(strong, options, inventory, workspace, pg_bin)
         if options.only == ["failover"]:
             return measure_table(unavailable, options, inventory, workspace, pg_bin)
-        if options.only == ["slow-neighbour"]:
-            print("\n" + neighbour.run(options, inventory, workspace, pg_bin, say, OUT))
-            return 0
-        if options.only == ["workers"]:
-            print("\n" + workers.run(options, inventory, workspace, pg_bin, say, OUT))
-            return 0
-        if options.only == ["calls"]:
-            print("\n" + calls.run(options, inventory, workspace, pg_bin, say, OUT))
-            return 0
-        if options.only == ["scale"]:
-            print("\n" + scale.run(options, inventory, workspace, pg_bin, say, OUT))
+        if len(options.only) == 1 and options.only[0] in WITHOUT_CASES:
+            load = WITHOUT_CASES[options.only[0]]
+            print("\n" + load.run(options, inventory, workspace, pg_bin, say, OUT))
             return 0
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")

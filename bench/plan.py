@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from bench import peers
+from bench.errors import BenchError
 from bench.peers import Target
 
 MODES = ("simple", "extended", "prepared")
@@ -24,6 +25,15 @@ DIRECT = Target("direct", None, about="pgbench or sysbench straight to the prima
 KINGPOST = Target("kingpost", "kingpost", about="one node: like for like with direct and PgBouncer")
 KINGPOST_SPLIT = Target(peers.KINGPOST_SPLIT, "kingpost", split=True, about="one primary and two replicas")
 HAPROXY_NODES = Target(peers.HAPROXY_NODES, "haproxy", split=True, about="HAProxy in turn over the three nodes")
+
+
+def chosen(inventory, kinds, wanted):
+    """Those targets of these kinds that are here and wanted, one node each. Raises if there is none."""
+    names = [name for name in inventory.found if name.startswith(kinds)]
+    found = [Target(name, name) for name in names if name in wanted]
+    if not found:
+        raise BenchError(f"none of {', '.join(wanted)} is here: {', '.join(names)}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ Costs are CPU time of the proxy and context switches of its threads, a statement
 import time
 from statistics import median
 
-from bench import counters, pgwire
+from bench import counters, pgwire, plan
 from bench.cluster import DATABASE, USER, Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms, running
-from bench.plan import Target
 from bench.window import measure, save
 
 CLIENTS = (1, 4, 16, 64, 256, 1000, 3000)
@@ -27,11 +26,7 @@ SOME = 64
 
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
-    names = [name for name in inventory.found if name.startswith(("kingpost", "pgbouncer"))]
-    wanted = options.targets or ["kingpost", "pgbouncer"]
-    chosen = [Target(name, name) for name in names if name in wanted]
-    if not chosen:
-        raise BenchError(f"none of {', '.join(wanted)} is here: {', '.join(names)}")
+    chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "pgbouncer"])
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-scale", ""
     with Cluster(pg_bin, workspace, max(POOLS) + 2 * options.pool + 50) as cluster:
         cluster.load_pgbench(10, 300)

@@ -12,11 +12,10 @@ import re
 import time
 from statistics import median
 
-from bench import traced
+from bench import plan, traced
 from bench.cluster import Cluster
-from bench.errors import BenchError, PeerUnavailable
+from bench.errors import PeerUnavailable
 from bench.peers import Terms, running
-from bench.plan import Target
 from bench.window import save
 
 CLIENTS = 48
@@ -28,10 +27,7 @@ CALLS = "write,epoll_wait,epoll_pwait,epoll_pwait2"
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
     traced.require_strace()
-    names = [name for name in inventory.found if name.startswith("kingpost")]
-    chosen = [Target(name, name) for name in names if not options.targets or name in options.targets]
-    if not chosen:
-        raise BenchError(f"none of {', '.join(options.targets)} is here: {', '.join(names)}")
+    chosen = plan.chosen(inventory, "kingpost", options.targets or list(inventory.found))
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-workers", ""
     with Cluster(pg_bin, workspace, CLIENTS + POOL + 50) as cluster:
         cluster.load_pgbench(1, 300)
