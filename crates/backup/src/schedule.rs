@@ -78,10 +78,11 @@ impl Schedule {
         self.failures > 0
     }
 
-    /// True if an operator must act: the last backup failed here, or none was taken for twice the time.
+    /// True if an operator must act: the last backup failed here, or none was taken for twice the time, and not within [`LOOK`]: looks are that far apart.
     pub(crate) fn is_alarm(&self, every: Option<Duration>, view: &View, now: u64) -> bool {
         let overdue = |every: Duration| {
-            view.newest.is_some_and(|start| now.saturating_sub(start) > every.as_secs().saturating_mul(2))
+            let limit = every.as_secs().saturating_mul(2).max(LOOK.as_secs());
+            view.newest.is_some_and(|start| now.saturating_sub(start) > limit)
         };
         every.is_some_and(|every| self.has_failed() || overdue(every))
     }
@@ -137,6 +138,9 @@ mod tests {
         assert!(
             !schedule.is_alarm(DAY, &view, now + 2 * 86_400) && schedule.is_alarm(DAY, &view, now + 2 * 86_400 + 1)
         );
+        // A backup that takes longer than the time between two is no alarm by itself.
+        let second = Some(Duration::from_secs(1));
+        assert!(!schedule.is_alarm(second, &view, now + 300) && schedule.is_alarm(second, &view, now + 301));
     }
 
     /// Turns and backups of an archive, and the processes that look at it.
