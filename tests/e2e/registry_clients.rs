@@ -26,7 +26,7 @@ async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
 }
 
 /// Runs a program with checks against a registry: as [`run`], which starts one.
-async fn run_at(node: &RegistryNode, program: &Path, script: &str, variables: &[(&str, &OsStr)]) {
+pub(crate) async fn run_at(node: &RegistryNode, program: &Path, script: &str, variables: &[(&str, &OsStr)]) {
     let _logs = ShowLogs(node.dir());
     let mut command = Command::new(program);
     command.arg(here().join(script)).current_dir(new_dir("client"));

@@ -1,11 +1,14 @@
 //! Rights to configuration entries, at every front: two namespaces, two users of one namespace, and a right that is taken away while requests wait.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use kingpost_tests::{HttpResponse, RegistryNode, SOON, ShowLogs, wait_until, within};
 use serde_json::{Value, json};
 
-use crate::registry_clients_nacos::token;
+use crate::clients::installed;
+use crate::registry_clients::run_at;
+use crate::registry_clients_nacos::{Doors, token};
 
 const FORM: (&str, &str) = ("Content-Type", "application/x-www-form-urlencoded");
 const SETTINGS: &str = "auth = \"acl\"\n[registry.config]\nconsul_keys = \"config\"\n";
@@ -148,6 +151,34 @@ async fn nobody_learns_of_the_entries_of_others() {
         assert_eq!(send(&node, &keyless, method, &path, "x").await.status, 403, "{method}");
     }
     assert_eq!(send(&node, &keyless, "GET", "/v1/kv/config/?recurse", "").await.status, 404);
+}
+
+/// As [`nobody_learns_of_the_entries_of_others`], over Polaris' and Nacos' gRPC, and for who listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_learns_of_them_over_grpc() {
+    let doors = Doors::new();
+    let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
+    let (second, second_table) = token("second", "write", &json!(["tenant-b"]));
+    let settings = SETTINGS.replacen('\n', &format!("\n{}", doors.key()), 1);
+    let node = RegistryNode::start(&[settings, first_table, second_table].concat()).await;
+    let root = root_of(&node).await;
+    let one = user(&node, &root, "one", r#"config_prefix "one/" { policy = "write" }"#).await;
+    let two = user(&node, &root, "two", r#"config_prefix "two/" { policy = "write" }"#).await;
+    for (theirs, own, group, owner, stranger) in
+        [("tenant-a", "tenant-b", "one", &first, &second), ("default", "default", "two", &one, &two)]
+    {
+        let variables = [
+            ("THEIRS", theirs),
+            ("OWN", own),
+            ("GROUP", group),
+            ("OWNER", owner),
+            ("STRANGER", stranger),
+            ("NACOS_ADDRESS", &doors.address()),
+        ];
+        let variables = variables.map(|(name, value)| (name, OsStr::new(value)));
+        let python = installed().await.join("venv/bin/python");
+        run_at(&node, &python, "python/registry_config_rights.py", &variables).await;
+    }
 }
 
 /// Entries are keys for Consul's clients: values, lists, conditions and blocking queries.
