@@ -94,6 +94,7 @@ mod registry_nodes;
 mod registry_paths;
 mod registry_patroni;
 mod registry_peer_tls;
+mod registry_polaris;
 mod registry_probes;
 mod registry_races;
 mod registry_rules;

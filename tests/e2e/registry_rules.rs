@@ -211,7 +211,7 @@ async fn what_makes_no_sense_is_refused() {
         ("GET", "/naming/v1/ratelimits/delete", String::new(), 405, 400_004, "POST"),
         ("GET", "/naming/v1/ratelimits?labels=x", String::new(), 400, 400_103, "labels"),
         ("GET", "/naming/v1/ratelimits?limit=x", String::new(), 400, 400_103, "limit"),
-        ("GET", "/naming/v1/services", String::new(), 404, 400_004, "/naming/v1/services"),
+        ("GET", "/naming/v1/aliases", String::new(), 404, 400_004, "/naming/v1/aliases"),
         ("GET", "/naming/v2/ratelimits", String::new(), 404, 400_004, "/naming/v2/ratelimits"),
     ] {
         let answer = client.ask(method, path, &body).await;

@@ -193,6 +193,20 @@ impl Registration {
         }
     }
 
+    /// Returns the registration that would make an instance what it is, but for its health and isolation, which stay.
+    pub(crate) fn of(instance: &Instance) -> Registration {
+        Registration {
+            protocol: instance.protocol.to_string(),
+            version: instance.version.to_string(),
+            weight: instance.weight,
+            priority: instance.priority,
+            location: (*instance.location).clone(),
+            metadata: instance.metadata.clone(),
+            check: instance.check.as_deref().cloned(),
+            ..Registration::new(instance.id.clone(), instance.service.clone(), &instance.host, instance.port)
+        }
+    }
+
     /// Validates the registration against `limits` and the rules for each field.
     ///
     /// # Errors

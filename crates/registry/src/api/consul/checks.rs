@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::catalog::write;
 use super::wire::{CHECK_ID, Described, Kept, Object, health};
-use super::{Call, done, machine, registration_of, same, wire};
+use super::{Call, done, machine, same, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::rights::{Access, Resource};
@@ -525,7 +525,7 @@ pub(super) async fn change(
             metadata: metadata_with(instance, &kept, &list)?,
             check,
             health: Some(health),
-            ..registration_of(instance)
+            ..Registration::of(instance)
         };
         Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
     });

@@ -43,10 +43,7 @@ use super::list_cache::{Key, ListBuilder, MOST_AT_ONCE, entries};
 use super::reply::JSON;
 use super::{ApiError, Context, Reply, Request, Watched, identity};
 use crate::rights::{Access, Resource};
-use crate::{
-    Encoding, Health, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey,
-    ServiceSnapshot,
-};
+use crate::{Encoding, Health, Instance, InstanceId, NamespaceName, Registry, Revision, ServiceKey, ServiceSnapshot};
 use entry::DATACENTER;
 use filter::Filter;
 #[doc(hidden)]
@@ -572,18 +569,4 @@ pub(crate) fn weight_by_health(instance: &Instance) -> u16 {
 /// Returns an empty success.
 fn done() -> Reply {
     Reply::empty(StatusCode::OK)
-}
-
-/// Returns the registration that would make an instance what it is.
-fn registration_of(instance: &Instance) -> Registration {
-    Registration {
-        protocol: instance.protocol.to_string(),
-        version: instance.version.to_string(),
-        weight: instance.weight,
-        priority: instance.priority,
-        location: (*instance.location).clone(),
-        metadata: instance.metadata.clone(),
-        check: instance.check.as_deref().cloned(),
-        ..Registration::new(instance.id.clone(), instance.service.clone(), &instance.host, instance.port)
-    }
 }

@@ -4,14 +4,19 @@ use crate::api::ApiError;
 
 pub(in super::super) const OK: u32 = 200_000;
 pub(in super::super) const NO_CHANGE: u32 = 200_001;
+pub(in super::super) const SAME: u32 = 200_002;
 pub(in super::super) const BAD: u32 = 400_000;
 pub(in super::super) const UNREADABLE: u32 = 400_001;
 pub(in super::super) const EMPTY: u32 = 400_002;
 pub(in super::super) const BATCH_TOO_LARGE: u32 = 400_003;
 pub(in super::super) const NO_SUCH_RESOURCE: u32 = 400_004;
 pub(in super::super) const INVALID: u32 = 400_103;
+pub(in super::super) const EMPTY_QUERY: u32 = 400_104;
+pub(in super::super) const BAD_QUERY: u32 = 400_105;
 pub(in super::super) const BAD_SERVICE: u32 = 400_120;
 pub(in super::super) const BAD_COMMENT: u32 = 400_128;
+pub(in super::super) const BAD_HOST: u32 = 400_131;
+pub(in super::super) const BAD_ISOLATE: u32 = 400_139;
 pub(in super::super) const NO_HEALTH_CHECK: u32 = 400_141;
 pub(in super::super) const BAD_LIMIT_ID: u32 = 400_151;
 pub(in super::super) const BAD_AMOUNTS: u32 = 400_153;
@@ -22,7 +27,9 @@ pub(in super::super) const EXISTS: u32 = 400_201;
 pub(in super::super) const NOT_FOUND: u32 = 400_202;
 pub(in super::super) const BREAKER_EXISTS: u32 = 400_209;
 pub(in super::super) const FULL: u32 = 400_230;
+pub(in super::super) const NO_SERVICE: u32 = 400_301;
 pub(in super::super) const NO_ROUTING: u32 = 400_302;
+pub(in super::super) const NO_INSTANCE: u32 = 400_303;
 pub(in super::super) const NO_LIMIT: u32 = 400_307;
 pub(in super::super) const NO_BREAKER: u32 = 400_308;
 pub(in super::super) const BAD_ROUTING_ID: u32 = 400_700;
@@ -50,5 +57,15 @@ pub(in super::super) fn code_of(error: &ApiError) -> u32 {
         ApiError::Conflict(_) => CONFLICT,
         ApiError::BodyTimeout { .. } | ApiError::Undetermined(_) => FAILED,
         ApiError::Unavailable(_) => STORE,
+    }
+}
+
+/// Returns the code of several outcomes: the common one, or else that of the worst class.
+pub(in super::super) fn together(codes: &[u32]) -> u32 {
+    match codes {
+        [first, rest @ ..] if rest.iter().all(|code| code == first) => *first,
+        _ if codes.iter().any(|code| code / 1000 >= 500) => FAILED,
+        _ if codes.iter().any(|code| code / 1000 >= 400) => BAD,
+        _ => OK,
     }
 }

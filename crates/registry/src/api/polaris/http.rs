@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 
 use prost::Message as _;
 
-use super::{Asking, code, code_of, pb, response, rules};
+use super::{Asking, code, code_of, console, pb, response, rules};
 use crate::api::{ApiError, Context, Reply, Request};
 
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Instance {
+pub(super) struct Instance {
     id: Option<String>,
     service: Option<String>,
     namespace: Option<String>,
@@ -103,13 +103,16 @@ pub(in super::super) fn show(error: &ApiError) -> Reply {
 
 pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let caller = context.identify(request)?;
+    let asking = Asking { context, caller, peer: request.peer };
+    if console::is_path(&request.path()) {
+        return console::handle(&asking, request).await;
+    }
     if request.segments.first().is_some_and(|first| first == "naming") {
-        return rules::admin::handle(context, &caller, request).await;
+        return rules::admin::handle(context, &asking.caller, request).await;
     }
     if request.method != Method::POST {
         return Err(ApiError::MethodNotAllowed { allow: "POST" });
     }
-    let asking = Asking { context, caller, peer: request.peer };
     match request.path().as_slice() {
         ["v1", "RegisterInstance"] => Ok(told(asking.register(request.json::<Instance>()?.into()).await)),
         ["v1", "DeregisterInstance"] => Ok(told(asking.deregister(request.json::<Instance>()?.into()).await)),
@@ -140,13 +143,19 @@ pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) 
 
 fn told(response: pb::Response) -> Reply {
     let code = response.code.unwrap_or(code::FAILED);
+    Reply::json(status(code), &told_fields(&response))
+}
+
+/// Encodes an answer.
+pub(super) fn told_fields(response: &pb::Response) -> Value {
+    let code = response.code.unwrap_or(code::FAILED);
     let mut body = Map::new();
     body.insert("code".into(), code.into());
-    body.insert("info".into(), response.info.into());
-    if let Some(instance) = response.instance {
-        body.insert("instance".into(), json!(Instance::from(instance)));
+    body.insert("info".into(), response.info.clone().into());
+    if let Some(instance) = &response.instance {
+        body.insert("instance".into(), json!(Instance::from(instance.clone())));
     }
-    Reply::json(status(code), &body)
+    body.into()
 }
 
 fn discovered(found: pb::DiscoverResponse) -> Value {

@@ -1,12 +1,13 @@
 //! PolarisMesh's API, with the same messages and answers over gRPC and HTTP. An answer has a code and a text in the message; the HTTP status follows
 //! the code.
 //!
-//! Supported: registration, heartbeats, discovery of instances, services and namespaces; rules of routing, rate limits, circuit breakers and fault
+//! Supported: registration, heartbeats, discovery of instances, services and namespaces, over HTTP their console API ([`console`]); rules of routing, rate limits, circuit breakers and fault
 //! detection (`rules`). Not supported: other rules (lanes, lossless, allow lists …), which are always answered with an empty list; contracts,
 //! aliases. Configuration files are [`config`]'s, over gRPC.
 
 pub(super) mod code;
 mod config;
+mod console;
 mod http;
 mod rules;
 
@@ -384,4 +385,10 @@ fn shown(instance: &Instance) -> pb::Instance {
         service_token: None,
         enable_health_check: Some(instance.check.is_some()),
     }
+}
+
+/// Returns a time in the format of Polaris' own server, in UTC.
+fn time_of(time: std::time::SystemTime) -> String {
+    let time = humantime_serde::re::humantime::format_rfc3339_seconds(time);
+    time.to_string().replace('T', " ").replace('Z', "")
 }

@@ -318,10 +318,9 @@ fn ids(home: &NamespaceName) -> Result<Vec<String>, Refused> {
     (0..ATTEMPTS).map(|_| Ok(format!("{owner}{}", &random()?[OWNER..]))).collect()
 }
 
-/// Returns the time in the format of Polaris' own server, in UTC.
+/// Returns the time in the format of Polaris' own server.
 fn now() -> String {
-    let now = humantime_serde::re::humantime::format_rfc3339_seconds(std::time::SystemTime::now());
-    now.to_string().replace('T', " ").replace('Z', "")
+    crate::api::polaris::time_of(std::time::SystemTime::now())
 }
 
 /// Returns the answer to a change.
@@ -351,16 +350,10 @@ fn response(kind: Kind, outcome: &Outcome) -> Value {
     fields.into()
 }
 
-/// Returns the code of all outcomes: the common one, or else that of the worst class.
+/// Returns the code and the text of all outcomes.
 fn together(outcomes: &[Outcome]) -> (u32, String) {
     let code_of = |outcome: &Outcome| outcome.as_ref().map_or_else(|error| error.code, |_| code::OK);
     let codes: Vec<u32> = outcomes.iter().map(code_of).collect();
-    let code = match codes.as_slice() {
-        [first, rest @ ..] if rest.iter().all(|code| code == first) => *first,
-        _ if codes.iter().any(|code| code / 1000 >= 500) => code::FAILED,
-        _ if codes.iter().any(|code| code / 1000 >= 400) => code::BAD,
-        _ => code::OK,
-    };
     let first = outcomes.iter().find_map(|outcome| outcome.as_ref().err().filter(|error| error.code / 1000 != 200));
-    (code, first.map_or_else(|| "execute success".into(), |error| error.info.clone()))
+    (code::together(&codes), first.map_or_else(|| "execute success".into(), |error| error.info.clone()))
 }
