@@ -39,6 +39,18 @@ pub enum CheckKind {
         #[serde(flatten)]
         pace: Pace,
     },
+    /// A probe that passes if a datagram is answered by any other.
+    Udp {
+        /// Address to send to, `host:port`; None for the instance's own address.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// Content of the datagram.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        message: String,
+        /// Interval, timeout and thresholds of the probe.
+        #[serde(flatten)]
+        pace: Pace,
+    },
     /// A probe that passes if an HTTP request is answered with 200 to 299, after at most 9 redirects. 429 is a warning.
     Http {
         /// `http://host:port/path` or `https://host:port/path`, or a path on the instance's own address, without TLS. `user:password@` before the
@@ -159,6 +171,8 @@ pub struct ProbeTls {
 const MOST_HEADERS: usize = 32;
 const LONGEST_HEADERS: usize = 4096;
 const LONGEST_BODY: usize = 4096;
+/// Maximum length of a probe's datagram in bytes: what every path carries in one piece.
+const LONGEST_DATAGRAM: usize = 1024;
 /// Headers that the probe sets by itself.
 const OWN_HEADERS: [&str; 5] = ["connection", "content-length", "transfer-encoding", "upgrade", "te"];
 
@@ -262,10 +276,14 @@ impl Check {
             CheckKind::Several { checks } => several(checks)?,
             CheckKind::Ttl { ttl } => within("ttl of a check", *ttl, Duration::from_secs(1), DAY, "1s to 1day")?,
             CheckKind::Tcp { target, pace }
+            | CheckKind::Udp { target, pace, .. }
             | CheckKind::Postgres { target, pace }
             | CheckKind::Mysql { target, pace }
             | CheckKind::Redis { target, pace }
             | CheckKind::Grpc { target, pace, .. } => {
+                if let CheckKind::Udp { message, .. } = &self.kind {
+                    limits::text("message of a check", message, 0, LONGEST_DATAGRAM)?;
+                }
                 if let CheckKind::Grpc { service, tls, .. } = &self.kind {
                     limits::text("service of a check", service, 0, 256)?;
                     tls.iter().try_for_each(ProbeTls::check)?;

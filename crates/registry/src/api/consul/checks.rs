@@ -55,12 +55,11 @@ pub(super) struct ServiceCheck {
 
 /// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: no output is
 /// kept (`OutputMaxSize`).
-const REFUSED: [&str; 11] = [
+const REFUSED: [&str; 10] = [
     "args",
     "scriptargs",
     "script",
     "dockercontainerid",
-    "udp",
     "h2ping",
     "osservice",
     "aliasservice",
@@ -68,6 +67,9 @@ const REFUSED: [&str; 11] = [
     "tcpusetls",
     "failuresbeforewarning",
 ];
+
+/// Refusal of a check of two kinds.
+const ONE_OF: &str = "Check: expected one of TTL, HTTP, TCP, UDP and GRPC";
 
 /// Parses the request of an HTTP check; `None` for a plain one.
 fn request(object: &Object<'_>) -> Result<Option<Box<ProbeRequest>>, ApiError> {
@@ -111,7 +113,14 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     };
     let tls =
         ProbeTls { skip_verify: object.flag("tlsskipverify")?, server_name: object.text("tlsservername")?.to_owned() };
+    let udp = object.text("udp")?;
     let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
+        (None, "", "", "") if !udp.is_empty() => {
+            // The body is the datagram, as at Consul.
+            let (target, message) = (Some(udp.to_owned()), object.text("body")?.to_owned());
+            Some(CheckKind::Udp { target, message, pace })
+        }
+        _ if !udp.is_empty() => return Err(ApiError::bad(ONE_OF)),
         (None, "", "", "") => None,
         (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
         (None, url, "", "") => {
@@ -126,10 +135,12 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
             let tls = object.flag("grpcusetls")?.then_some(tls);
             Some(CheckKind::Grpc { target: Some(target.to_owned()), service: service.to_owned(), tls, pace })
         }
-        _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP, TCP and GRPC")),
+        _ => return Err(ApiError::bad(ONE_OF)),
     };
-    if !matches!(kind, Some(CheckKind::Http { .. })) {
-        object.refuse(&["header", "body", "method"])?;
+    match kind {
+        Some(CheckKind::Http { .. }) => {}
+        Some(CheckKind::Udp { .. }) => object.refuse(&["header", "method"])?,
+        _ => object.refuse(&["header", "body", "method"])?,
     }
     let speaks_tls = match &kind {
         Some(CheckKind::Http { tls, .. } | CheckKind::Grpc { tls, .. }) => tls.is_some(),

@@ -327,6 +327,13 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
             add("TCP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
             ("tcp", Some(pace))
         }
+        CheckKind::Udp { target, message, pace } => {
+            add("UDP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
+            if !message.is_empty() {
+                add("Body", message.clone());
+            }
+            ("udp", Some(pace))
+        }
         CheckKind::Grpc { target, service, tls, pace } => {
             secure = tls.as_ref();
             let target = target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port));

@@ -344,6 +344,7 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
     let kind = match sent.kind.ok_or_else(|| ApiError::bad("check: expected one of ttl, tcp, http, postgres"))? {
         Kind::Ttl(ttl) => CheckKind::Ttl { ttl: duration("ttl", ttl)? },
         Kind::Tcp(target) => CheckKind::Tcp { target: own(&target), pace: pace(target.pace)? },
+        Kind::Udp(target) => CheckKind::Udp { target: own(&target), pace: pace(target.pace)?, message: target.body },
         Kind::Postgres(target) => CheckKind::Postgres { target: own(&target), pace: pace(target.pace)? },
         Kind::Mysql(target) => CheckKind::Mysql { target: own(&target), pace: pace(target.pace)? },
         Kind::Redis(target) => CheckKind::Redis { target: own(&target), pace: pace(target.pace)? },
@@ -449,6 +450,9 @@ fn shown_check(check: &Check) -> pb::Check {
     let kind = match &check.kind {
         CheckKind::Ttl { ttl } => Kind::Ttl(proto_duration(*ttl)),
         CheckKind::Tcp { target: to, pace } => Kind::Tcp(target(to.as_deref(), pace)),
+        CheckKind::Udp { target: to, message, pace } => {
+            Kind::Udp(pb::check::Target { body: message.clone(), ..target(to.as_deref(), pace) })
+        }
         CheckKind::Postgres { target: to, pace } => Kind::Postgres(target(to.as_deref(), pace)),
         CheckKind::Mysql { target: to, pace } => Kind::Mysql(target(to.as_deref(), pace)),
         CheckKind::Redis { target: to, pace } => Kind::Redis(target(to.as_deref(), pace)),

@@ -9,7 +9,7 @@ use super::resolver::{Looked, Resolver};
 use super::secure::Secure;
 use super::{grpc, mysql};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::Instant;
 
 use crate::model::{CheckKind, Health, Instance, Pace, ProbeRequest, ProbeTls};
@@ -28,6 +28,7 @@ pub(crate) struct Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Tcp,
+    Udp { message: String },
     Http { url: Url, options: HttpOptions },
     Postgres,
     Mysql,
@@ -105,6 +106,9 @@ impl Question {
         let (target, kind, pace) = match &instance.check.as_ref()?.kind {
             CheckKind::Ttl { .. } | CheckKind::Reported | CheckKind::Several { .. } => return None,
             CheckKind::Tcp { target, pace } => (target.clone().unwrap_or_else(own), Kind::Tcp, pace),
+            CheckKind::Udp { target, message, pace } => {
+                (target.clone().unwrap_or_else(own), Kind::Udp { message: message.clone() }, pace)
+            }
             CheckKind::Postgres { target, pace } => (target.clone().unwrap_or_else(own), Kind::Postgres, pace),
             CheckKind::Mysql { target, pace } => (target.clone().unwrap_or_else(own), Kind::Mysql, pace),
             CheckKind::Redis { target, pace } => (target.clone().unwrap_or_else(own), Kind::Redis, pace),
@@ -180,6 +184,9 @@ impl Question {
     }
 
     async fn answer(&self, addresses: &[SocketAddr], secure: &Secure) -> std::io::Result<Answer> {
+        if let Kind::Udp { message } = &self.kind {
+            return udp(addresses, message).await;
+        }
         let began = Instant::now();
         match TcpStream::connect(addresses).await {
             Ok(stream) => match &self.tls {
@@ -204,7 +211,8 @@ impl Question {
         began: Instant,
     ) -> std::io::Result<Answer> {
         let health = match &self.kind {
-            Kind::Tcp => Ok(Health::Passing),
+            // A connection is all that is asked; a datagram has none.
+            Kind::Tcp | Kind::Udp { .. } => Ok(Health::Passing),
             Kind::Http { url, options } => match url.ask(&options.request, &mut stream).await? {
                 http::Answer::Health(health) => Ok(health),
                 http::Answer::Redirect { .. } if options.no_redirects => Ok(Health::Critical),
@@ -231,6 +239,34 @@ impl Question {
         };
         health.map(|health| Answer::Found(health.into()))
     }
+}
+
+/// Sends a datagram to the first address that can be sent to, and waits for any answer.
+async fn udp(addresses: &[SocketAddr], message: &str) -> std::io::Result<Answer> {
+    let mut failed = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        let own = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+        let sent = async {
+            let socket = UdpSocket::bind((own, 0)).await?;
+            // Connected, so that only this address is heard, and that a refusal is.
+            socket.connect(address).await?;
+            socket.send(message.as_bytes()).await?;
+            Ok(socket)
+        };
+        match sent.await {
+            Ok(socket) => {
+                return match socket.recv(&mut [0; ANSWER]).await {
+                    Ok(_) => Ok(Answer::Found(Health::Passing.into())),
+                    Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                        Ok(Answer::Found(Found { health: Health::Critical, refused: true }))
+                    }
+                    Err(error) => Err(error),
+                };
+            }
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 /// True if an address belongs to this machine, so that a socket can be bound to it. Sends nothing.
@@ -417,6 +453,35 @@ mod tests {
         let connected = tokio::time::timeout(Duration::ZERO, forbidden.accept()).await;
         assert!(connected.is_err(), "an address that must not be probed was connected to");
         serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_datagram_is_answered_refused_or_lost() {
+        let open = |named: bool| {
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.set_nonblocking(true).unwrap();
+            (socket.local_addr().unwrap(), named.then(|| UdpSocket::from_std(socket).unwrap()))
+        };
+        let ((answers, answering), (silent, _silence), (gone, _)) = (open(true), open(true), open(false));
+        let answering = answering.unwrap();
+        let server = tokio::spawn(async move {
+            let mut bytes = [0; 16];
+            let (length, from) = answering.recv_from(&mut bytes).await.unwrap();
+            answering.send_to(b"", from).await.unwrap();
+            bytes[..length].to_vec()
+        });
+        let (resolver, reach, secure) = (Resolver::default(), Reach::default(), Secure::new(None).unwrap());
+        let ask = async |at: SocketAddr, timeout: Duration| {
+            let pace = Pace { timeout, ..Pace::default() };
+            let kind = CheckKind::Udp { target: None, message: "ping".into(), pace };
+            let question = Question::of(&instance("127.0.0.1", at.port(), kind)).unwrap().0;
+            question.ask("default", &resolver, &reach, &secure).await.unwrap()
+        };
+        let (long, short) = (Duration::from_secs(30), Duration::from_millis(10));
+        assert_eq!(ask(answers, long).await, Health::Passing.into());
+        assert_eq!(server.await.unwrap(), b"ping");
+        assert_eq!(ask(gone, long).await, Found { health: Health::Critical, refused: true });
+        assert_eq!(ask(silent, short).await, Health::Critical.into());
     }
 
     #[test]
