@@ -149,6 +149,7 @@ async fn agents_bring_everything_back_and_never_two_servers_take_writes() {
         return;
     }
     let first = seed();
+    let (mut failovers, mut due) = (0, 0);
     for seed in (0..number("KINGPOST_AGENTS_SEEDS").unwrap_or(1)).map(|more| first.wrapping_add(more)) {
         eprintln!("agents: KINGPOST_TORTURE_SEED={seed}");
         let mut fleet = Agents::start(seed).await;
@@ -170,11 +171,15 @@ async fn agents_bring_everything_back_and_never_two_servers_take_writes() {
             violations.first()
         );
         let asynchronous = fleet.assert_one_primary();
-        let (failovers, reset) = (fleet.failovers, fleet.relays_reset);
         eprintln!(
-            "agents: seed {seed}: {failovers} failovers, {reset} relays begun anew; {summary}; {asynchronous} asynchronous"
+            "agents: seed {seed}: {} failovers, {} due; {} relays begun anew; {summary}; {asynchronous} asynchronous",
+            fleet.failovers, fleet.due, fleet.relays_reset
         );
+        (failovers, due) = (failovers + fleet.failovers, due + fleet.due);
     }
+    eprintln!("agents: {failovers} failovers; {due} faults asked for one");
+    // A watcher that does nothing leaves every other check true.
+    assert!(due == 0 || failovers > 0, "seeds from {first}: {due} faults asked for a failover, and there was none");
 }
 
 fn assert_none(violations: &[Violation], world: &World) {

@@ -68,14 +68,22 @@ pub struct WatchArgs {
     /// Time for which the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
     #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub after: Duration,
-    /// Life of the lock without a renewal: after that the next watcher takes over from one that has died
-    #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = humantime::parse_duration)]
-    pub ttl: Duration,
+    /// Life of the lock without a renewal: after that the next watcher takes over from one that has died. If not given, 3s in etcd, and 10s in a
+    /// registry, the shortest that it grants by default
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub ttl: Option<Duration>,
     /// Address of /metrics, /healthz and /readyz; none if not given
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<String>,
     #[command(flatten)]
     pub stop: StopAt,
+}
+
+impl WatchArgs {
+    /// Returns the life of the lock without a renewal.
+    pub(crate) fn lock_ttl(&self) -> Duration {
+        self.ttl.unwrap_or(Duration::from_secs(if self.registry.is_some() { 10 } else { 3 }))
+    }
 }
 
 #[derive(Debug, Args)]

@@ -106,10 +106,10 @@ pub(super) async fn run(
     let say = |text: String| terminal::line(format_args!("{:6.1} s  {text}", began.elapsed().as_secs_f32()));
     let elector = Elector::of(args, &cluster.config().failover)?;
     if let Some(elector) = &elector {
-        may_act(cluster.config(), elector, args.ttl).await?;
+        may_act(cluster.config(), elector, args.lock_ttl()).await?;
     }
-    let lock =
-        Locking { key: lock_key(cluster.config()), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
+    let owner = format!("{}:{}", host(), std::process::id());
+    let lock = Locking { key: lock_key(cluster.config()), owner, ttl: args.lock_ttl() };
     say(format!(
         "watching {} servers and {} relays; a lost primary is {}",
         cluster.config().cluster.nodes.len(),

@@ -36,6 +36,10 @@ const ACKNOWLEDGEMENTS: usize = 2;
 const LEASE: &str = "10s";
 /// Time without a byte after which the stand-in for a watchdog resets the host.
 const WATCHDOG: Duration = Duration::from_secs(4);
+/// Time without a word from the primary after which a relay no longer hears it.
+const SILENCE: &str = "5s";
+/// Least time of a long fault: a primary that is silent for so long is replaced, after [`SILENCE`] and [`LEASE`].
+const LONG: Duration = Duration::from_secs(22);
 /// Longest time until the fleet is whole after the repair of hosts, processes and paths.
 const WHOLE: Duration = Duration::from_secs(180);
 /// Longest time for one question to a server.
@@ -198,6 +202,8 @@ pub(super) struct Agents {
     beside: Beside,
     primary: usize,
     pub(super) failovers: u64,
+    /// Number of faults in which the primary had to be replaced.
+    pub(super) due: u64,
     pub(super) relays_reset: u64,
     pub(super) faults: Vec<String>,
 }
@@ -242,7 +248,8 @@ impl Agents {
         let relay_links: Vec<Vec<Cut>> = (0..RELAYS).map(|_| to_servers(&agents)).collect();
         let mut relays: Vec<Relay> = Vec::new();
         for links in &relay_links {
-            relays.push(Relay::watching(&cluster, &[]).set("cluster.nodes", servers(links)));
+            let relay = Relay::watching(&cluster, &[]).set("relay.upstream.timeout", SILENCE);
+            relays.push(relay.set("cluster.nodes", servers(links)));
         }
         let direct = |relays: &[Relay]| {
             relays.iter().map(|relay| part(relay.name(), format!("127.0.0.1:{}", relay.port()))).collect::<Vec<_>>()
@@ -353,16 +360,21 @@ impl Agents {
             beside,
             primary: 0,
             failovers: 0,
+            due: 0,
             relays_reset: 0,
             faults: Vec::new(),
         };
-        fleet.watch();
+        fleet.watch().await;
         fleet.whole().await;
         fleet
     }
 
-    fn watch(&mut self) {
-        self.watching = Some(self.watcher.start(&["watch", "--registry", &self.registry.url()]).0);
+    /// Starts the watcher, and waits until it knows the primary.
+    async fn watch(&mut self) {
+        let (process, log) = self.watcher.start(&["watch", "--registry", &self.registry.url()]);
+        let says = async || std::fs::read_to_string(&log).ok()?.contains("is the primary").then_some(());
+        wait_until("the watcher", SOON, self.cluster.dir(), says).await;
+        self.watching = Some(process);
     }
 
     pub(super) fn clients(&self, count: usize) -> Clients {
@@ -399,8 +411,8 @@ impl Agents {
             }
         }
         // Half of them last longer than a promotion takes with its lease.
-        let (least, range) = [(500, 8_000), (22_000, 10_000)][self.draw(2)];
-        let dwell = Duration::from_millis((least + self.draw(range)) as u64);
+        let (least, range) = [(Duration::from_millis(500), 8_000), (LONG, 10_000)][self.draw(2)];
+        let dwell = least + Duration::from_millis(self.draw(range) as u64);
         self.fault(&faults, dwell, clients).await;
     }
 
@@ -410,6 +422,9 @@ impl Agents {
         self.faults.push(format!("{faults:?} for {dwell:?}, the primary was n{old}"));
         eprintln!("agents {:>3} {}", self.faults.len(), self.last());
         let standstill = clients.standstill();
+        let silences = |(part, harm): &(Part, Harm)| *part == Part::Server(old) && *harm != Harm::Killed;
+        let locks = faults.iter().all(|(part, _)| *part != Part::Registry);
+        self.due += u64::from(dwell >= LONG && locks && faults.iter().any(silences));
         for (part, harm) in faults {
             self.harm(*part, *harm).await;
         }
@@ -481,9 +496,8 @@ impl Agents {
             self.registry.start_again().await;
         }
         self.registry.process().signal(libc::SIGCONT);
-        if self.watching.as_ref().is_none_or(|process| process.exit_status().is_some()) {
-            self.watch();
-        }
+        let ended = self.watching.as_ref().and_then(Process::exit_status);
+        assert!(ended.is_none(), "seed {}: the watcher has ended: {ended:?}\n{}", self.seed, self.faults.join("\n"));
     }
 
     /// Waits until one server is primary, the others stream from it, and all relays receive.
