@@ -114,11 +114,16 @@ impl Agent {
         }
     }
 
-    pub(crate) async fn query(&self, sql: &str) -> Result<String, String> {
+    pub(crate) async fn session(&self) -> Result<tokio_postgres::Client, String> {
         let mut config = Endpoint::new(self.port.number(), &self.dir).config();
         config.user("postgres").dbname("postgres");
         let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(|error| error.to_string())?;
         tokio::spawn(connection);
+        Ok(client)
+    }
+
+    pub(crate) async fn query(&self, sql: &str) -> Result<String, String> {
+        let client = self.session().await?;
         let rows = client.simple_query(sql).await.map_err(|error| format!("{error:?}"))?;
         let first = rows.iter().find_map(|message| match message {
             tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),

@@ -166,20 +166,69 @@ async fn settings_that_standbys_need_are_raised_on_them_and_a_node_is_made_anew(
     b.wait_value("SELECT n FROM t", "7").await;
     assert_eq!(aside(&b), 1, "{}", b.log());
     b.wait_log("\"state\":\"following\"").await;
-    let weight = async || {
-        let nodes = registry.get("/v1/namespaces/kingpost/services/postgres/instances").await.json();
-        let own = nodes["instances"].as_array()?.iter().find(|node| node["id"] == "b")?;
-        own["weight"].as_u64()
-    };
-    wait_until("the replica to get reads", SOON, &b.dir, async || weight().await.filter(|weight| *weight == 100)).await;
+    wait_weight(&registry, &b, 100).await;
+    let _session = b.session().await.unwrap();
     b.process().signal(15);
-    wait_until("the replica to get no reads", SOON, &b.dir, async || weight().await.filter(|weight| *weight == 0))
-        .await;
+    wait_weight(&registry, &b, 0).await;
     b.query("SELECT n FROM t").await.unwrap();
     // A second signal ends it at once.
     b.process().signal(15);
     b.process().wait_exit(SOON).await;
     wait_until("its server to end", SOON, &b.dir, async || b.query("SELECT 1").await.is_err().then_some(())).await;
+}
+
+/// Waits until the registry has this weight of a server.
+async fn wait_weight(registry: &RegistryNode, agent: &Agent, weight: u64) {
+    let seen = async || {
+        let nodes = registry.get("/v1/namespaces/kingpost/services/postgres/instances").await.json();
+        let own = nodes["instances"].as_array()?.iter().find(|node| node["id"] == agent.name)?;
+        own["weight"].as_u64().filter(|seen| *seen == weight)
+    };
+    wait_until(&format!("the weight {weight} of {}", agent.name), SOON, &agent.dir, seen).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "two copies of a server, for scripts/test-long"]
+async fn a_running_agent_copies_the_data_anew_by_order() {
+    if only_kingpost() {
+        return;
+    }
+    let registry = RegistryNode::start("").await;
+    let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
+    a.launch(&["--init", "--join", &registry.url()]);
+    a.wait_value(RECOVERS, "f").await;
+    // The wait is far longer than the test: it ends with the last session.
+    b.environment.push(("KINGPOST__NODE__DRAIN", "600s".into()));
+    let url = registry.url();
+    b.launch(&["--join", &url]);
+    b.wait_value(STREAMS, "streaming").await;
+    wait_weight(&registry, &b, 100).await;
+    let (code, text) = a.ends(&["--rebuild", "--join", &url]);
+    assert!(code != Some(0) && text.contains("nothing to copy"), "{text}");
+    let (code, text) = b.ends(&["--join", &url]);
+    assert!(code != Some(0) && text.contains("another agent runs"), "{text}");
+
+    let session = b.session().await.unwrap();
+    let order = async || {
+        let (code, text) = b.ends(&["--rebuild", "--join", &url]);
+        assert_eq!(code, Some(0), "{text}");
+        wait_weight(&registry, &b, 0).await;
+        b.wait_log("--keep").await;
+    };
+    order().await;
+    let (code, text) = b.ends(&["--keep"]);
+    assert_eq!(code, Some(0), "{text}");
+    wait_weight(&registry, &b, 100).await;
+    assert_eq!(aside(&b), 0, "{}", b.log());
+    order().await;
+    session.simple_query("SELECT 1").await.unwrap();
+    assert_eq!(aside(&b), 0, "{}", b.log());
+    drop(session);
+    wait_until("the data to be set aside", SOON, &b.dir, async || (aside(&b) == 1).then_some(())).await;
+    b.wait_value(STREAMS, "streaming").await;
+    wait_weight(&registry, &b, 100).await;
+    b.process().signal(15);
+    assert!(b.process().wait_exit(SOON).await.success());
 }
 
 /// Returns the first process of a new PID namespace, whose parent is `unshare`.

@@ -29,7 +29,8 @@ use std::time::Duration;
         /// Time within which a primary's agent has to hear from most of the relays that its timeline goes on. After half of it the server refuses
         /// writes, after three quarters it is stopped. "0s", or no `[[failover.relays]]`: no fence.
         pub lease: Duration = Duration::from_secs(20), or_never();
-        /// Time for clients to leave before an attached server is stopped: the registry has its weight as 0.
+        /// Longest time for clients to leave before an attached server is stopped, or its data are copied anew: the registry has its weight as 0. The wait
+        /// ends when no session was left for three seconds.
         pub drain: Duration = Duration::ZERO, or_never();
         /// Longest time for a clean stop of the server, before an immediate one.
         pub stop_timeout: Duration = Duration::from_secs(60);

@@ -15,13 +15,16 @@ use watermark::Lsn;
 
 use crate::controldata::{self, OnDisk};
 use crate::directory::{Directory, NodeIdentity};
+use crate::drain::Drain;
 use crate::hands::Hands;
 use crate::lease::{self, LeaseClock};
 use crate::mandate::{self, Leader, Mandate};
 use crate::report::Report;
 use crate::settings_file;
 use crate::shared::{self, OwnSettings};
-use crate::supervise::{Action, Data, Decision, Lease, Observation, Permits, Server, State, Trouble, Up, decide};
+use crate::supervise::{
+    Action, Data, Decision, Lease, Observation, Permits, Rebuild, Server, State, Trouble, Up, decide,
+};
 
 /// Time without WAL after which a standby is led elsewhere: a failover in progress leads it sooner.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Interval between two looks at the lease.
 const LEASE_PACE: Duration = Duration::from_millis(100);
 /// Share of reads of a server without a configured one.
-pub(crate) const WEIGHT: u32 = 100;
+const WEIGHT: u32 = 100;
 /// Interval between two looks at the server's settings.
 const SETTINGS_PACE: Duration = Duration::from_secs(5);
 
@@ -42,6 +45,9 @@ const FENCE: [&str; 3] = [
      WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND NOT (usename = current_user AND starts_with(application_name, 'kingpost '))",
 ];
+/// Query of the number of clients' sessions.
+const SESSIONS: &str = "SELECT count(*)::text FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend' \
+     AND pid <> pg_catalog.pg_backend_pid() AND application_name <> 'kingpost' AND NOT starts_with(application_name, 'kingpost ')";
 const UNFENCE: [&str; 2] =
     ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_catalog.pg_reload_conf()::text"];
 /// Query of the settings that pg_rewind needs.
@@ -69,8 +75,6 @@ pub(crate) struct Agent {
     pub(crate) member: Option<Arc<Member>>,
     /// The configuration file.
     pub(crate) file: Option<PathBuf>,
-    /// Share of reads in the registry.
-    pub(crate) weight: u32,
     /// Lease of a primary, for the watchdog; None for any other server.
     pub(crate) guarded: watch::Sender<Option<LeaseClock>>,
     pub(crate) status: Arc<Report>,
@@ -100,6 +104,10 @@ pub(crate) struct Memory {
     cramped: bool,
     /// Settings that waited for a restart at that time.
     pending: Vec<String>,
+    /// Wait for clients to leave, before the server ends or its data are copied anew.
+    drain: Option<Drain>,
+    /// True once the server is to end after that wait.
+    ends: bool,
 }
 
 /// An upstream of a standby.
@@ -114,7 +122,7 @@ struct Upstream {
 impl Agent {
     /// Runs turn after turn.
     pub(crate) async fn run(&mut self) -> Result<(), Failure> {
-        loop {
+        while !(self.memory.ends && self.is_drained()) {
             let lease = self.lease;
             let is_primary =
                 self.memory.is_primary && !self.config.failover.relays.is_empty() && !self.hands.directory.is_paused();
@@ -139,6 +147,7 @@ impl Agent {
             };
             tokio::time::sleep(pause).await;
         }
+        Ok(())
     }
 
     /// Observes, decides and acts once; returns true if there was something to do.
@@ -190,13 +199,11 @@ impl Agent {
         if !self.listed.has_changed().unwrap_or(false) {
             return Ok(());
         }
-        let mut nodes = self.listed.borrow_and_update().clone();
+        let nodes = self.listed.borrow_and_update().clone();
         if nodes.is_empty() {
             return Ok(());
         }
-        if !nodes.iter().any(|node| node.name == self.name) {
-            nodes.push(NodeConfig::new(&self.name, &self.address));
-        }
+        let nodes = with_own(nodes, &self.name, &self.address);
         if nodes != self.config.cluster.nodes {
             self.config.cluster.nodes = nodes;
             self.observer = Observer::new(&self.config)?;
@@ -257,6 +264,7 @@ impl Agent {
             None => Server::Down,
         };
         self.memory.is_primary = matches!(&server, Server::Up(up) if !up.standby && !up.locked);
+        let rebuild = self.rebuild(&server).await;
         if let Server::Up(_) = server {
             (self.memory.failures, self.memory.trouble) = (0, None);
         }
@@ -271,7 +279,34 @@ impl Agent {
             permits: self.permits,
             claimed: self.memory.claimed.clone(),
             paused: self.hands.directory.is_paused(),
+            rebuild,
         }
+    }
+
+    /// Returns the order to copy the primary's data anew. A server that answers has time for its clients to leave.
+    async fn rebuild(&mut self, server: &Server) -> Rebuild {
+        let ordered = self.hands.directory.is_rebuild_wanted();
+        if !ordered && !self.memory.ends {
+            self.memory.drain = None;
+            return Rebuild::No;
+        }
+        let mut drain = self.memory.drain.unwrap_or_else(|| Drain::begin(lease::now()));
+        if matches!(server, Server::Up(_)) && !self.config.node.drain.is_zero() {
+            let sessions = self.observer.run(&self.name, &[SESSIONS]).await;
+            drain.see(sessions.ok().flatten().and_then(|count| count.parse().ok()), lease::now());
+        }
+        self.memory.drain = Some(drain);
+        match server {
+            // An agent that ends leaves the order to its next start.
+            _ if !ordered || self.memory.ends => Rebuild::No,
+            Server::Up(_) if !self.is_drained() => Rebuild::Draining,
+            _ => Rebuild::Due,
+        }
+    }
+
+    /// True unless clients still have time to leave.
+    fn is_drained(&self) -> bool {
+        self.memory.drain.is_none_or(|drain| drain.is_over(self.config.node.drain, lease::now()))
     }
 
     fn up(&mut self, state: &PeerState, led: &[Upstream]) -> Up {
@@ -400,6 +435,7 @@ impl Agent {
             }
             Action::Clone => {
                 self.hands.directory.set_new(false)?;
+                self.hands.directory.set_rebuild_wanted(false)?;
                 let (leader, upstream) = self.source(seen, observation)?;
                 self.make_slot(&leader, &upstream).await?;
                 let (host, port) = split(&leader.address);
@@ -417,6 +453,17 @@ impl Agent {
                 tracing::warn!(kept = %aside.display(), "the data could not be rewound; they are made anew");
                 self.permits.join = true;
                 Ok(())
+            }
+            Action::Rebuild => {
+                self.hands.stop(false).await;
+                let aside = self.set_aside()?;
+                tracing::info!(kept = %aside.display(), "the data are copied anew, by order");
+                self.permits.join = true;
+                self.hands.directory.set_rebuild_wanted(false)
+            }
+            Action::WithdrawRebuild => {
+                tracing::warn!("the order to copy the data anew is withdrawn: {}", Trouble::NothingToCopy);
+                self.hands.directory.set_rebuild_wanted(false)
             }
             Action::StartPrimary => {
                 self.lease.renew(lease::now());
@@ -626,7 +673,7 @@ impl Agent {
             name: self.name.clone(),
             address: self.address.clone(),
             role,
-            weight: self.weight,
+            weight: if self.memory.drain.is_none() { WEIGHT } else { 0 },
             zone: own.and_then(|node| node.zone.clone()),
         };
         self.entry.send_if_modified(|before| before.replace(entry.clone()).as_ref() != Some(&entry));
@@ -636,14 +683,14 @@ impl Agent {
     pub(crate) async fn end(&mut self) {
         let drain = self.config.node.drain;
         if !drain.is_zero() && self.entry.borrow().is_some() {
-            self.weight = 0;
+            (self.memory.drain, self.memory.ends) = (Some(Drain::begin(lease::now())), true);
             self.entry.send_modify(|entry| {
                 if let Some(entry) = entry {
                     entry.weight = 0;
                 }
             });
             tracing::info!(?drain, "the server's weight is 0; clients have time to leave");
-            // A primary's lease goes on meanwhile.
+            // A primary's lease goes on meanwhile. The limit also holds for a turn that hangs.
             let _ = tokio::time::timeout(drain, self.run()).await;
         }
         if self.hands.runs() {
@@ -671,6 +718,14 @@ impl Agent {
         }
         left
     }
+}
+
+/// Adds a server to a registry's list, if it is not there yet.
+pub(crate) fn with_own(mut nodes: Vec<NodeConfig>, name: &str, address: &str) -> Vec<NodeConfig> {
+    if !nodes.iter().any(|node| node.name == name) {
+        nodes.push(NodeConfig::new(name, address));
+    }
+    nodes
 }
 
 /// Returns once a lease has ended.

@@ -30,9 +30,13 @@ pub struct NodeArgs {
     /// Takes over a data directory that was made without an agent
     #[arg(long)]
     pub adopt: bool,
-    /// Copies the primary's data anew; the present ones are kept aside
+    /// Copies the primary's data anew; the present ones are kept aside. A running agent of the directory does it, when clients have left, after node.drain
+    /// at the latest
     #[arg(long, conflicts_with = "init")]
     pub rebuild: bool,
+    /// Takes back an order of --rebuild that the running agent has not carried out yet
+    #[arg(long, conflicts_with_all = ["init", "join", "adopt", "rebuild", "leave", "pause", "resume"])]
+    pub keep: bool,
     /// Removes this server from the registry, and its slots from the others; the agent has to be stopped
     #[arg(long, conflicts_with_all = ["init", "join", "adopt", "rebuild"])]
     pub leave: bool,

@@ -12,6 +12,7 @@
 //!              new             from the start of a new cluster until most of its relays have confirmed it
 //!              wanted          while a new copy is to be made in place of data that were set aside
 //!              paused          while the agent only watches
+//!              rebuild         from an order to copy the primary's data anew until the present ones are set aside
 //!              aside-<time>/   replaced data
 //! ```
 //!
@@ -37,6 +38,8 @@ const NEW: &str = "new";
 const WANTED: &str = "wanted";
 /// File that exists while the agent only watches.
 const PAUSED: &str = "paused";
+/// File that exists while the data are to be copied anew.
+const REBUILD: &str = "rebuild";
 /// Prefix of replaced data directories.
 const ASIDE: &str = "aside-";
 /// Most entries of a directory that are looked at.
@@ -142,22 +145,25 @@ impl Directory {
         }
     }
 
-    /// Takes the lock.
+    /// Takes the lock; None if another agent has it.
     ///
     /// # Errors
-    /// Another agent has it.
-    pub(crate) fn lock(&self) -> Result<DirectoryLock, Failure> {
+    /// The directory cannot be written.
+    pub(crate) fn lock(&self) -> Result<Option<DirectoryLock>, Failure> {
         let path = self.path.join("kingpost.lock");
         let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = open.map_err(|error| Failure::path("open", &path, &error))?;
         match file.try_lock() {
-            Ok(()) => Ok(DirectoryLock { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                Err(Failure::environment(format!("another agent runs on {}", self.path.display()))
-                    .advise("each server has one agent and one directory: stop the other one, or set node.directory"))
-            }
+            Ok(()) => Ok(Some(DirectoryLock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(Failure::path("lock", &path, &error)),
         }
+    }
+
+    /// Makes the error of a second agent.
+    pub(crate) fn has_agent(&self) -> Failure {
+        Failure::environment(format!("another agent runs on {}", self.path.display()))
+            .advise("each server has one agent and one directory: stop the other one, or set node.directory")
     }
 
     /// Reads the identity; None without one.
@@ -258,6 +264,19 @@ impl Directory {
         self.set(PAUSED, paused)
     }
 
+    /// True if the data are to be copied anew.
+    pub(crate) fn is_rebuild_wanted(&self) -> bool {
+        self.path.join(REBUILD).exists()
+    }
+
+    /// Orders that the data are copied anew, or withdraws the order.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub(crate) fn set_rebuild_wanted(&self, wanted: bool) -> Result<(), Failure> {
+        self.set(REBUILD, wanted)
+    }
+
     /// Creates or removes an empty file.
     fn set(&self, name: &str, present: bool) -> Result<(), Failure> {
         let path = self.path.join(name);
@@ -349,9 +368,9 @@ mod tests {
     fn the_second_agent_refuses() {
         let (_dir, directory) = directory();
         let lock = directory.lock().unwrap();
-        assert!(directory.lock().unwrap_err().what.contains("another agent"));
+        assert!(lock.is_some() && directory.lock().unwrap().is_none());
         drop(lock);
-        directory.lock().unwrap();
+        assert!(directory.lock().unwrap().is_some());
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod agent;
 mod args;
 mod controldata;
 mod directory;
+mod drain;
 mod hands;
 mod lease;
 mod mandate;
@@ -38,7 +39,7 @@ use tokio::sync::watch;
 use topology::NodeConfig;
 use watermark::Lsn;
 
-use agent::{Agent, Memory, WEIGHT, split};
+use agent::{Agent, Memory, split, with_own};
 pub use args::NodeArgs;
 use directory::{Directory, NodeIdentity};
 use hands::{Hands, Login, StartSettings};
@@ -56,6 +57,11 @@ pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut config = read(args)?;
     logging::start(&log.over(&config.log), None)?;
     complete(&mut config, args)?;
+    if args.keep {
+        Directory::open(&config.node.directory)?.set_rebuild_wanted(false)?;
+        terminal::line(format_args!("the agent of {} keeps the present data", config.node.directory.display()));
+        return Ok(());
+    }
     if args.pause || args.resume {
         Directory::open(&config.node.directory)?.set_paused(args.pause)?;
         terminal::line(format_args!(
@@ -164,10 +170,16 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         }
     }
     let directory = Directory::open(&config.node.directory)?;
-    let _lock = directory.lock()?;
+    let lock = directory.lock()?;
     let member = match config.cluster.from.urls.is_empty() {
         true => None,
         false => Some(Arc::new(Member::new(&config.cluster.from)?)),
+    };
+    let Some(_lock) = lock else {
+        return match args.rebuild {
+            true => order_rebuild(config, &directory, member.as_deref()).await,
+            false => Err(directory.has_agent()),
+        };
     };
     let status = Arc::new(Report::new());
     let _admin = match &*config.node.metrics_listen {
@@ -209,7 +221,9 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
         agent.remember_data().await?;
     }
     if args.rebuild {
-        rebuild(&mut agent).await?;
+        let leader = something_to_copy(&agent.observer, &agent.name).await?;
+        tracing::info!(leader, "the data are to be copied anew");
+        agent.hands.directory.set_rebuild_wanted(true)?;
     }
     let ends = member.map(|member| tokio::spawn(async move { register(&member, entries, list).await }));
     systemd::ready();
@@ -329,28 +343,37 @@ fn prepare(config: Config, args: &NodeArgs, directory: Directory, outlets: Outle
         listed: outlets.listed,
         member: outlets.member,
         file: args.config.clone(),
-        weight: WEIGHT,
         guarded: outlets.guarded,
         status: outlets.status,
         memory: Memory::default(),
     })
 }
 
-/// Moves the data aside, so that the first turn copies the primary's.
-async fn rebuild(agent: &mut Agent) -> Result<(), Failure> {
-    let seen = agent.observer.observe().await;
-    let Some(leader) = mandate::leader(&seen, &agent.name) else {
-        return Err(Failure::runtime("no other server is primary: there is nothing to copy, and the data stay")
-            .advise("run it again when a primary answers"));
-    };
-    if agent.hands.runs() {
-        agent.hands.stop(false).await;
+/// Returns the name of the primary among the other servers.
+async fn something_to_copy(observer: &Observer, own: &str) -> Result<String, Failure> {
+    let leader = mandate::leader(&observer.observe().await, own);
+    leader.map(|leader| leader.name).ok_or_else(|| {
+        Failure::runtime("no other server is primary: there is nothing to copy, and the data stay")
+            .advise("run it again when a primary answers")
+    })
+}
+
+/// Has the running agent of a directory copy the primary's data anew.
+async fn order_rebuild(mut config: Config, directory: &Directory, member: Option<&Member>) -> Result<(), Failure> {
+    let (name, address) = (config.node.name.clone(), config.node.address.clone());
+    Directory::belongs(directory.identity()?.as_ref(), &name).map_err(|why| Failure::config(why.to_string()))?;
+    if let Some(member) = member {
+        let nodes = member.nodes().await?;
+        if !nodes.is_empty() {
+            config.cluster.nodes = with_own(nodes, &name, &address);
+        }
     }
-    if agent.hands.directory.data().exists() || agent.hands.directory.rewinding().exists() {
-        let aside = agent.set_aside()?;
-        tracing::info!(kept = %aside.display(), leader = leader.name, "the data are made anew");
-    }
-    agent.permits.join = true;
+    let leader = something_to_copy(&Observer::new(&config)?, &name).await?;
+    directory.set_rebuild_wanted(true)?;
+    terminal::line(format_args!(
+        "the agent of {} copies the data of {leader} when clients have left, and keeps the present ones aside",
+        directory.path.display()
+    ));
     Ok(())
 }
 

@@ -73,6 +73,17 @@ pub(crate) struct Permits {
     pub(crate) join: bool,
 }
 
+/// An operator's order to copy the primary's data anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rebuild {
+    /// No order.
+    No,
+    /// An order; clients have time to leave.
+    Draining,
+    /// An order whose time has come.
+    Due,
+}
+
 /// Input of a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Observation {
@@ -92,6 +103,7 @@ pub(crate) struct Observation {
     pub(crate) claimed: Option<Trouble>,
     /// True while the agent only watches.
     pub(crate) paused: bool,
+    pub(crate) rebuild: Rebuild,
 }
 
 /// State of a node, as it is shown.
@@ -116,6 +128,10 @@ pub(crate) enum Action {
     Clone,
     /// Moves unusable data out of the way.
     SetAside,
+    /// Stops the server and moves its data out of the way, so that a copy is made.
+    Rebuild,
+    /// Withdraws the order to copy the primary's data: the server is the primary.
+    WithdrawRebuild,
     StartPrimary,
     /// Starts the server in recovery, after the agent has written its upstream.
     StartStandby,
@@ -157,6 +173,12 @@ pub(crate) enum Trouble {
     Claimed { node: String, key: String },
     #[error("the agent only watches: `kingpost node --resume` has it act again")]
     Paused,
+    #[error(
+        "the data are copied anew when clients have left, after node.drain at the latest: `kingpost node --keep` takes the order back"
+    )]
+    Draining,
+    #[error("no other server is primary on this timeline or a later one: there is nothing to copy, and the data stay")]
+    NothingToCopy,
     #[error(
         "the recovery stands still: settings fall short of the primary's; the server is restarted with the primary's values"
     )]
@@ -240,10 +262,38 @@ impl Decision {
 
 /// Decides the next action. A paused agent has none, and shows the state all the same.
 pub(crate) fn decide(seen: &Observation) -> Decision {
-    let decision = next(seen);
+    let usual = next(seen);
+    let decision = match seen.rebuild {
+        Rebuild::No => usual,
+        due => rebuild(seen, due, usual),
+    };
     match seen.paused {
         true => Decision { action: Action::Wait, why: Some(Trouble::Paused), ..decision },
         false => decision,
+    }
+}
+
+/// Decides about an order to copy the primary's data anew; `usual`: the decision without the order.
+fn rebuild(seen: &Observation, due: Rebuild, usual: Decision) -> Decision {
+    let own_timeline = match &seen.data {
+        // Nothing is left to set aside, or nothing is there yet.
+        Data::Missing { .. } | Data::Strange(Trouble::Vanished) => return usual,
+        Data::Present(disk) if !disk.standby => Some(disk.timeline),
+        _ => None,
+    };
+    let is_primary = match (&seen.leader, own_timeline) {
+        (Some(leader), Some(own)) => leader.timeline < own,
+        (None, Some(_)) => matches!(seen.server, Server::Up(_)),
+        (_, None) => false,
+    };
+    match &seen.leader {
+        _ if is_primary && usual.action == Action::Wait => {
+            Decision { action: Action::WithdrawRebuild, why: Some(Trouble::NothingToCopy), ..usual }
+        }
+        _ if is_primary => usual,
+        None => usual.because(Trouble::NoPrimary),
+        Some(_) if due == Rebuild::Draining => usual.because(Trouble::Draining),
+        Some(_) => Decision::act(State::Cloning, Action::Rebuild),
     }
 }
 

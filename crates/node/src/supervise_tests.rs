@@ -5,7 +5,7 @@ use watermark::Lsn;
 
 use crate::controldata::OnDisk;
 use crate::mandate::{Leader, Mandate};
-use crate::supervise::{Action, Data, Lease, Observation, Permits, Server, State, Trouble, Up, decide};
+use crate::supervise::{Action, Data, Lease, Observation, Permits, Rebuild, Server, State, Trouble, Up, decide};
 
 const fn disk(standby: bool, timeline: u32) -> OnDisk {
     OnDisk { system: 1, standby, timeline, clean: false, checkpoint: Lsn(50), segment: 16 << 20 }
@@ -43,6 +43,7 @@ fn seen() -> Observation {
         permits: Permits::default(),
         claimed: None,
         paused: false,
+        rebuild: Rebuild::No,
     }
 }
 
@@ -214,6 +215,77 @@ fn decisions() {
             S::Rewinding,
             A::Rewind,
         ),
+        (
+            "an order",
+            Observation { rebuild: Rebuild::Due, leader: leader(1), ..with(up(true, 1)) },
+            S::Cloning,
+            A::Rebuild,
+        ),
+        (
+            "an order, and clients leave",
+            Observation { rebuild: Rebuild::Draining, leader: leader(1), ..with(up(true, 1)) },
+            S::Following,
+            A::Wait,
+        ),
+        (
+            "an order, paused",
+            Observation { rebuild: Rebuild::Due, leader: leader(1), paused: true, ..with(up(true, 1)) },
+            S::Cloning,
+            A::Wait,
+        ),
+        (
+            "an order without a primary",
+            Observation { rebuild: Rebuild::Due, ..with(up(true, 1)) },
+            S::Following,
+            A::Wait,
+        ),
+        (
+            "an order for half-rewound data",
+            Observation { rebuild: Rebuild::Due, data: Data::HalfRewound, leader: leader(2), ..seen() },
+            S::Cloning,
+            A::Rebuild,
+        ),
+        (
+            "an order for the primary",
+            Observation { rebuild: Rebuild::Due, ..with(up(false, 1)) },
+            S::Primary,
+            A::WithdrawRebuild,
+        ),
+        (
+            "an order for a primary beside its predecessor",
+            Observation {
+                rebuild: Rebuild::Due,
+                leader: leader(1),
+                data: Data::Present(disk(false, 2)),
+                ..with(up(false, 2))
+            },
+            S::Primary,
+            A::WithdrawRebuild,
+        ),
+        (
+            "an order for a primary without a lease",
+            Observation { rebuild: Rebuild::Due, lease: Lease::Over, ..with(up(false, 1)) },
+            S::Fenced,
+            A::StopNow,
+        ),
+        (
+            "an order for one of twins",
+            Observation { rebuild: Rebuild::Due, leader: leader(1), ..with(up(false, 1)) },
+            S::Cloning,
+            A::Rebuild,
+        ),
+        (
+            "an order for data that are set aside",
+            Observation { rebuild: Rebuild::Due, data: missing(true), permits: join, leader: leader(1), ..seen() },
+            S::Cloning,
+            A::Clone,
+        ),
+        (
+            "an order without the volume",
+            Observation { rebuild: Rebuild::Due, data: Data::Strange(Trouble::Vanished), leader: leader(1), ..seen() },
+            S::Broken,
+            A::Wait,
+        ),
     ] {
         let decision = decide(&observation);
         assert_eq!((decision.state, decision.action), (state, action), "{name}");
@@ -261,12 +333,25 @@ fn observations() -> impl Strategy<Value = Observation> {
     let mandate =
         prop_oneof![Just(Mandate::Stands), Just(Mandate::Ended), Just(Mandate::Unknown { answering: 0, needed: 1 })];
     let lease = prop_oneof![Just(Lease::Valid), Just(Lease::Late), Just(Lease::Over)];
-    (data, server, leads, mandate, lease, any::<[bool; 6]>()).prop_map(
-        |(data, server, leader, mandate, lease, flags)| {
+    let rebuild = prop_oneof![3 => Just(Rebuild::No), 1 => Just(Rebuild::Draining), 1 => Just(Rebuild::Due)];
+    (data, server, leads, mandate, lease, rebuild, any::<[bool; 6]>()).prop_map(
+        |(data, server, leader, mandate, lease, rebuild, flags)| {
             let [cluster_exists, fenced, initialise, join, claimed, paused] = flags;
             let permits = Permits { initialise, join };
             let claimed = claimed.then(|| Trouble::Claimed { node: "c".into(), key: "k".into() });
-            Observation { data, server, leader, cluster_exists, mandate, lease, fenced, permits, claimed, paused }
+            Observation {
+                data,
+                server,
+                leader,
+                cluster_exists,
+                mandate,
+                lease,
+                fenced,
+                permits,
+                claimed,
+                paused,
+                rebuild,
+            }
         },
     )
 }
@@ -289,6 +374,11 @@ impl World {
             _ if !succeeds => {}
             Action::Initialise => seen.data = Data::Present(disk(false, 1)),
             Action::SetAside => (seen.data, seen.permits.join) = (Data::Missing { known: true }, true),
+            Action::Rebuild => {
+                (seen.data, seen.server) = (Data::Missing { known: true }, Server::Down);
+                (seen.permits.join, seen.rebuild) = (true, Rebuild::No);
+            }
+            Action::WithdrawRebuild => seen.rebuild = Rebuild::No,
             Action::Clone => {
                 seen.data = Data::Present(disk(true, timeline));
                 (self.diverged, seen.fenced) = (false, false);
@@ -336,6 +426,8 @@ enum Event {
     WritesAlone,
     Cut,
     Healed,
+    /// An operator wants the data copied anew.
+    Ordered,
     /// The agent acts, and fails or succeeds.
     Turn(bool),
 }
@@ -369,8 +461,17 @@ proptest! {
             let absent = matches!(seen.data, Data::Missing { .. });
             prop_assert!(absent && seen.permits.join, "present data are overwritten");
         }
+        if decision.action == Action::Rebuild {
+            // Only by order, and never the data of the newest primary.
+            let newest = match (&seen.data, &seen.leader) {
+                (Data::Present(disk), Some(leader)) => !disk.standby && disk.timeline > leader.timeline,
+                (_, leader) => leader.is_none(),
+            };
+            prop_assert!(seen.rebuild == Rebuild::Due && !newest);
+        }
         if let (Server::Up(up), Some(leader)) = (&seen.server, &seen.leader)
             && up.system != leader.system
+            && !matches!(decision.action, Action::Rebuild | Action::WithdrawRebuild)
         {
             prop_assert_eq!(decision.action.clone(), Action::Wait, "a server of another cluster is touched");
         }
@@ -389,6 +490,7 @@ proptest! {
     #[test]
     fn a_node_comes_back_whatever_happens(events in proptest::collection::vec(prop_oneof![
         Just(Event::Killed), Just(Event::Replaced), Just(Event::WritesAlone), Just(Event::Cut), Just(Event::Healed),
+        Just(Event::Ordered),
         any::<bool>().prop_map(Event::Turn), Just(Event::Turn(true)),
     ], 0..30)) {
         let mut world = World { seen: with(up(false, 1)), diverged: false };
@@ -410,6 +512,7 @@ proptest! {
                     world.seen.leader = None;
                 }
                 Event::Healed => world.seen.lease = Lease::Valid,
+                Event::Ordered => world.seen.rebuild = Rebuild::Due,
                 Event::Turn(succeeds) => {
                     let decision = decide(&world.seen);
                     world.apply(&decision.action, succeeds);
