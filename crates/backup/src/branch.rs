@@ -117,8 +117,8 @@ pub(crate) struct Side {
     pub(crate) after: Option<i64>,
     /// Time of its last commit; None without a commit.
     pub(crate) until: Option<i64>,
-    /// Names of its restore points.
-    pub(crate) names: Vec<String>,
+    /// Its restore points, in the order of the WAL.
+    pub(crate) points: Vec<(String, Lsn)>,
 }
 
 impl Side {
@@ -129,7 +129,35 @@ impl Side {
             Target::Time(at, _) => {
                 self.until.is_some_and(|until| *at <= until) && self.after.is_none_or(|after| after < *at)
             }
-            Target::Name(name) => self.names.contains(name),
+            Target::Name(name) => self.point(name).is_some(),
+        }
+    }
+
+    /// Returns the position of the first restore point of this name.
+    pub(crate) fn point(&self, name: &str) -> Option<Lsn> {
+        self.points.iter().find(|(of, _)| of == name).map(|(_, at)| *at)
+    }
+}
+
+/// Position of the restore point that a restore names, on the way that is taken unless the user says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PointFound {
+    /// The moment is no restore point.
+    NotAsked,
+    /// The way has no such restore point behind a backup.
+    Nowhere,
+    At(Lsn),
+}
+
+/// Chooses one of the places of a restore point, in the order of the WAL, behind one backup. A server stops at the first one that it meets, so a
+/// second one is the user's choice. `given`: the user named the backup.
+pub(crate) fn one_point(name: &str, places: &[Lsn], given: bool) -> Result<PointFound, ChoiceError> {
+    match places {
+        [] => Ok(PointFound::Nowhere),
+        [at, ..] if given || places.len() == 1 => Ok(PointFound::At(*at)),
+        _ => {
+            let places: Vec<String> = places.iter().map(|at| position(at.0)).collect();
+            Err(ChoiceError::Twice { name: name.into(), places: places.join(" and ") })
         }
     }
 }
@@ -141,10 +169,14 @@ pub(crate) enum ChoiceError {
     Empty,
     #[error("the archive has nothing of timeline {0}")]
     NoTimeline(u32),
+    #[error("{target} is on {on_newest}{sides}, which the way to timeline {newest} leaves: choose one with --timeline")]
+    Several { target: String, on_newest: String, newest: u32, sides: String },
     #[error(
-        "{target} is on timeline {newest}, and on {sides}, which the way to timeline {newest} leaves: choose one with --timeline"
+        "{target} is not in the archived WAL behind any backup{on}: names are case-sensitive, and pg_waldump shows those of a segment"
     )]
-    Several { target: String, newest: u32, sides: String },
+    NoPoint { target: String, on: String },
+    #[error("restore point {name:?} is at {places}: give one of these positions as the moment")]
+    Twice { name: String, places: String },
     #[error("the archive has no backup that ended before {target} on the way to timeline {timeline}{oldest}")]
     NoBackup { target: String, timeline: u32, oldest: String },
     #[error("the archive has no backup {0:?}: `kingpost backup list` shows them")]
@@ -153,44 +185,64 @@ pub(crate) enum ChoiceError {
     Unfit { id: String, end: String, target: String, timeline: u32 },
 }
 
-/// Chooses the timeline to restore along: that of the user; else the newest, unless WAL beside it holds the moment as well.
+/// Returns the timeline that a restore goes along unless WAL beside it holds the moment: that of the user, else the newest.
+pub(crate) fn main_way(timelines: &Timelines, given: Option<u32>) -> Result<u32, ChoiceError> {
+    match given {
+        Some(given) if timelines.has(given) => Ok(given),
+        Some(given) => Err(ChoiceError::NoTimeline(given)),
+        None => timelines.newest().ok_or(ChoiceError::Empty),
+    }
+}
+
+/// Chooses the timeline to restore along: that of the user; else the newest, unless WAL beside it holds the moment as well. A restore point that is
+/// on one branch only decides for that branch. `point`: the restore point on the way of [`main_way`]. Returns the point on the chosen way, too.
 pub(crate) fn timeline(
     timelines: &Timelines,
     sides: &[Side],
     target: &Target,
+    point: PointFound,
     given: Option<u32>,
-) -> Result<u32, ChoiceError> {
-    if let Some(given) = given {
-        return if timelines.has(given) { Ok(given) } else { Err(ChoiceError::NoTimeline(given)) };
+) -> Result<(u32, PointFound), ChoiceError> {
+    let newest = main_way(timelines, given)?;
+    let holders: Vec<&Side> = sides.iter().filter(|side| given.is_none() && side.holds(target)).collect();
+    match (point, holders.as_slice(), target) {
+        (PointFound::Nowhere, [], _) => {
+            let on = given.map(|given| format!(" on the way to timeline {given}")).unwrap_or_default();
+            return Err(ChoiceError::NoPoint { target: target.to_string(), on });
+        }
+        (PointFound::Nowhere, [side], Target::Name(name)) => {
+            return Ok((side.timeline, side.point(name).map_or(PointFound::Nowhere, PointFound::At)));
+        }
+        (_, [], _) => return Ok((newest, point)),
+        _ => {}
     }
-    let newest = timelines.newest().ok_or(ChoiceError::Empty)?;
-    let sides: Vec<String> = sides
+    let on_newest = if point == PointFound::Nowhere { String::new() } else { format!("timeline {newest}, and on ") };
+    let sides: Vec<String> = holders
         .iter()
-        .filter(|side| side.holds(target))
         .map(|side| {
             let until =
                 side.until.map(|until| format!(", with commits until {}", show_time(until))).unwrap_or_default();
             format!("timeline {} up to {}{until}", side.timeline, side.to)
         })
         .collect();
-    if sides.is_empty() {
-        return Ok(newest);
-    }
-    Err(ChoiceError::Several { target: target.to_string(), newest, sides: sides.join(", ") })
+    Err(ChoiceError::Several { target: target.to_string(), on_newest, newest, sides: sides.join(", ") })
 }
 
-/// Chooses the backup: the newest on the way to `timeline` that ended before the moment, or the one of this name.
+/// Chooses the backup: the newest on the way to `timeline` that ended before the moment, or the one of this name. `point`: the restore point that is
+/// the moment.
 pub(crate) fn backup<'a>(
     records: &'a [Record],
     timelines: &Timelines,
     target: &Target,
+    point: PointFound,
     timeline: u32,
     given: Option<&str>,
 ) -> Result<&'a Record, ChoiceError> {
     let fits = |record: &&Record| {
         let Point { lsn, timeline: on } = record.end;
         let before = match target {
-            Target::Latest | Target::Name(_) => true,
+            Target::Latest => true,
+            Target::Name(_) => !matches!(point, PointFound::At(at) if at < lsn),
             Target::Lsn(at) => lsn <= *at,
             Target::Time(at, _) => record.ended_micros <= *at,
         };
@@ -226,6 +278,7 @@ mod tests {
     use archive::BackupId;
     use proptest::prelude::*;
 
+    use super::PointFound::{At, NotAsked, Nowhere};
     use super::*;
 
     #[test]
@@ -266,13 +319,12 @@ mod tests {
             to: Lsn(0x600),
             after: Some(40),
             until: Some(60),
-            names: vec!["there".into()],
+            points: vec![("there".into(), Lsn(0x480)), ("both".into(), Lsn(0x500)), ("both".into(), Lsn(0x580))],
         }
     }
 
     #[test]
     fn the_branch_on_which_the_moment_lies() {
-        let name = |name: &str| Target::Name(name.into());
         for (target, given, expected) in [
             (Target::Latest, None, Some(2)),
             (Target::Lsn(Lsn(0x300)), None, Some(2)),
@@ -285,15 +337,41 @@ mod tests {
             (Target::Time(41, true), None, None),
             (Target::Time(60, true), None, None),
             (Target::Time(61, true), None, Some(2)),
-            (name("there"), None, None),
-            (name("elsewhere"), None, Some(2)),
             (Target::Latest, Some(3), None),
         ] {
-            assert_eq!(timeline(&tree(), &[tail()], &target, given).ok(), expected, "{target} {given:?}");
+            let chosen = timeline(&tree(), &[tail()], &target, NotAsked, given);
+            assert_eq!(chosen.ok(), expected.map(|timeline| (timeline, NotAsked)), "{target} {given:?}");
         }
-        let error = timeline(&tree(), &[tail()], &Target::Lsn(Lsn(0x500)), None).unwrap_err().to_string();
+        let error = timeline(&tree(), &[tail()], &Target::Lsn(Lsn(0x500)), NotAsked, None).unwrap_err().to_string();
+        assert!(error.contains("is on timeline 2, and on timeline 1 up to 0/600"), "{error}");
         assert!(error.contains("choose one with --timeline"), "{error}");
-        assert_eq!(timeline(&Timelines::default(), &[], &Target::Latest, None), Err(ChoiceError::Empty));
+        assert_eq!(timeline(&Timelines::default(), &[], &Target::Latest, NotAsked, None), Err(ChoiceError::Empty));
+    }
+
+    #[test]
+    fn the_branch_of_a_restore_point() {
+        let at = |lsn| At(Lsn(lsn));
+        for (name, point, given, expected) in [
+            ("here", at(0x300), None, Some((2, at(0x300)))),
+            ("there", Nowhere, None, Some((1, at(0x480)))),
+            ("both", at(0x300), None, None),
+            ("both", at(0x300), Some(2), Some((2, at(0x300)))),
+            ("nowhere", Nowhere, None, None),
+            // The way to the user's timeline is the one that was searched.
+            ("there", Nowhere, Some(2), None),
+            ("there", at(0x480), Some(1), Some((1, at(0x480)))),
+        ] {
+            let chosen = timeline(&tree(), &[tail()], &Target::Name(name.into()), point, given);
+            assert_eq!(chosen.ok(), expected, "{name} {given:?}");
+        }
+        let two = [tail(), Side { timeline: 3, ..tail() }];
+        let error = timeline(&tree(), &two, &Target::Name("there".into()), Nowhere, None).unwrap_err().to_string();
+        assert!(error.starts_with("restore point \"there\" is on timeline 1 up to"), "{error}");
+        let places = [Lsn(0x500), Lsn(0x580)];
+        assert_eq!(one_point("x", &[], false), Ok(Nowhere));
+        assert_eq!(one_point("x", &places[..1], false), Ok(at(0x500)));
+        assert_eq!(one_point("x", &places, true), Ok(at(0x500)));
+        assert!(one_point("x", &places, false).unwrap_err().to_string().contains("0/500 and 0/580"));
     }
 
     fn record(n: u32, timeline: u32, lsn: u64, ended: u64) -> Record {
@@ -319,13 +397,20 @@ mod tests {
             (Target::Time(29_999_999, true), 2, Some(0)),
             (Target::Time(1, true), 2, None),
         ] {
-            let chosen = backup(&records, &tree(), &target, timeline, None);
+            let chosen = backup(&records, &tree(), &target, NotAsked, timeline, None);
             assert_eq!(chosen.ok(), expected.map(|at: usize| &records[at]), "{target} {timeline}");
         }
-        let error = backup(&records, &tree(), &Target::Lsn(Lsn(1)), 2, None).unwrap_err().to_string();
+        let point = Target::Name("x".into());
+        for (at, expected) in [(0x200, Some(0)), (0x300, Some(1)), (0x600, Some(1)), (0x800, Some(3)), (0xff, None)] {
+            let chosen = backup(&records, &tree(), &point, At(Lsn(at)), 2, None);
+            assert_eq!(chosen.ok(), expected.map(|at: usize| &records[at]), "a restore point at {at:x}");
+        }
+        let late = backup(&records, &tree(), &point, At(Lsn(0x200)), 2, Some(&records[1].id));
+        assert!(matches!(late, Err(ChoiceError::Unfit { .. })), "{late:?}");
+        let error = backup(&records, &tree(), &Target::Lsn(Lsn(1)), NotAsked, 2, None).unwrap_err().to_string();
         assert!(error.contains("the oldest, "), "{error}");
-        assert!(backup(&records, &tree(), &Target::Latest, 2, Some(&records[2].id)).is_err(), "on the side");
-        assert_eq!(backup(&records, &tree(), &Target::Latest, 2, Some(&records[0].id)), Ok(&records[0]));
+        assert!(backup(&records, &tree(), &Target::Latest, NotAsked, 2, Some(&records[2].id)).is_err(), "on the side");
+        assert_eq!(backup(&records, &tree(), &Target::Latest, NotAsked, 2, Some(&records[0].id)), Ok(&records[0]));
     }
 
     proptest! {

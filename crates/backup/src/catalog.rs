@@ -13,13 +13,13 @@ use archive::{
 };
 use futures_util::StreamExt as _;
 use process::Failure;
-use relay::log::{PAGE_BYTES, Segment, SegmentSize, Timeline, Walker};
+use relay::log::{Landmark, PAGE_BYTES, Segment, SegmentSize, Timeline, Walker};
 use tokio::sync::mpsc;
 use watermark::Lsn;
 
-use crate::branch::Side;
+use crate::branch::{PointFound, Side, one_point};
 use crate::mark::Mark;
-use crate::record::Record;
+use crate::record::{Point, Record};
 use crate::timelines::Timelines;
 use crate::window::Window;
 
@@ -29,6 +29,8 @@ const AHEAD: usize = 3;
 const ATTEMPTS: u32 = 5;
 /// Most WAL that is searched for commits beside the way to the newest timeline, in bytes.
 const MOST_SEARCHED: u64 = 1 << 30;
+/// Most restore points that are noted of a branch.
+const MOST_POINTS: usize = 1000;
 
 /// An archive, as backups look at it.
 #[derive(Debug, Clone)]
@@ -364,7 +366,7 @@ impl Catalog {
     pub(crate) async fn reach_along(
         &self,
         timelines: &Timelines,
-        from: crate::record::Point,
+        from: Point,
         timeline: u32,
     ) -> Result<(Lsn, u32), Failure> {
         let way = timelines.ancestors(timeline).iter().copied().chain([(timeline, Lsn(u64::MAX))]);
@@ -431,35 +433,104 @@ impl Catalog {
         Ok(found && !ended)
     }
 
-    /// Reads the WAL of a timeline from the segment of `begin` on. None: it has no record behind `fork`.
-    async fn side(&self, timeline: u32, fork: Lsn, begin: Lsn) -> Result<Option<Side>, Failure> {
-        let size = self.size.bytes();
-        let first = self.size.number(begin);
-        let mut walker = self.walker(timeline, first).with_landmarks();
-        let mut side = Side { timeline, from: fork, to: fork, after: None, until: None, names: Vec::new() };
-        let (mut number, mut goes_on) = (first, true);
-        while goes_on {
-            if (number - first) * size >= MOST_SEARCHED {
-                side.until = Some(i64::MAX);
-                side.to = self.size.start(number);
-                break;
-            }
-            let Some(file) = segment(timeline, number, self.size) else { break };
-            goes_on = self.walk(&file, &mut walker).await?;
+    /// Reads the archived WAL of a timeline from the segment of `begin` on, up to the segment that begins at `until` or later. Gives each commit and
+    /// restore point to `each`. Returns the end of the last record, and true if the WAL goes on at `until`.
+    async fn scan(
+        &self,
+        timeline: u32,
+        begin: Lsn,
+        until: Lsn,
+        mut each: impl FnMut(Landmark),
+    ) -> Result<(Option<Lsn>, bool), Failure> {
+        let mut number = self.size.number(begin);
+        let mut walker = self.walker(timeline, number).with_landmarks();
+        while self.size.start(number) < until {
+            let Some(file) = segment(timeline, number, self.size) else { return Ok((walker.end(), false)) };
+            let goes_on = self.walk(&file, &mut walker).await?;
             number += 1;
+            walker.landmarks().into_iter().for_each(&mut each);
             // A segment that is not whole is the last.
-            goes_on &= walker.at() >= Lsn(number * size);
-            for mark in walker.landmarks() {
-                match mark.name {
-                    Some(name) if mark.end > fork && side.names.len() < 1000 => side.names.push(name),
-                    Some(_) => {}
-                    None if mark.end <= fork => side.after = Some(mark.time),
-                    None => side.until = Some(mark.time.max(side.until.unwrap_or(mark.time))),
-                }
+            if !goes_on || walker.at() < self.size.start(number) {
+                return Ok((walker.end(), false));
             }
         }
-        side.to = side.to.max(walker.end().unwrap_or(fork));
+        Ok((walker.end(), true))
+    }
+
+    /// Reads the WAL of a timeline from the segment of `begin` on. None: it has no record behind `fork`.
+    async fn side(&self, timeline: u32, fork: Lsn, begin: Lsn) -> Result<Option<Side>, Failure> {
+        let mut side = Side { timeline, from: fork, to: fork, after: None, until: None, points: Vec::new() };
+        let until = Lsn(self.size.start_of(begin).0.saturating_add(MOST_SEARCHED));
+        let note = |mark: Landmark| match mark.name {
+            Some(name) if mark.end > fork && side.points.len() < MOST_POINTS => side.points.push((name, mark.end)),
+            Some(_) => {}
+            None if mark.end <= fork => side.after = Some(mark.time),
+            None => side.until = Some(mark.time.max(side.until.unwrap_or(mark.time))),
+        };
+        let (end, goes_on) = self.scan(timeline, begin, until, note).await?;
+        side.to = end.unwrap_or(fork).max(fork);
+        if goes_on {
+            (side.until, side.to) = (Some(i64::MAX), side.to.max(until));
+        }
         Ok((side.to > fork).then_some(side))
+    }
+
+    /// Returns the positions of a restore point on the way from `from` to `timeline`, up to `until`.
+    pub(crate) async fn points_along(
+        &self,
+        timelines: &Timelines,
+        name: &str,
+        from: Point,
+        timeline: u32,
+        until: Lsn,
+    ) -> Result<Vec<Lsn>, Failure> {
+        let mut found = Vec::new();
+        let way = timelines.ancestors(timeline).iter().copied().chain([(timeline, Lsn(u64::MAX))]);
+        // The end of what was read: a timeline's first segment repeats the one before up to the branch.
+        let mut read = from.lsn;
+        for (on, left) in way.skip_while(|(on, _)| *on != from.timeline) {
+            let (begin, end) = (read.max(timelines.begin(on)), left.min(until));
+            if begin >= end {
+                continue;
+            }
+            let note = |mark: Landmark| {
+                let is_it = mark.name.as_deref() == Some(name) && read < mark.end && mark.end <= end;
+                if is_it && found.len() < MOST_POINTS {
+                    found.push(mark.end);
+                }
+            };
+            let (reached, _) = self.scan(on, begin, end, note).await?;
+            read = read.max(reached.unwrap_or(read).min(left));
+        }
+        Ok(found)
+    }
+
+    /// Returns the position of a restore point on the way to `timeline`. Reads the WAL behind the newest backup first, then that behind the one before,
+    /// up to the first that has it. `given`: the backup that the user named, behind which alone it is looked for.
+    pub(crate) async fn point(
+        &self,
+        records: &[Record],
+        timelines: &Timelines,
+        name: &str,
+        timeline: u32,
+        given: Option<&str>,
+    ) -> Result<PointFound, Failure> {
+        let fits = |record: &&Record| {
+            given.is_none_or(|given| record.id == given)
+                && timelines.passes(timeline, record.end.timeline, record.end.lsn)
+        };
+        let mut on_way: Vec<&Record> = records.iter().filter(fits).collect();
+        on_way.sort_by_key(|record| record.end.lsn);
+        let mut until = Lsn(u64::MAX);
+        for record in on_way.into_iter().rev() {
+            let places = self.points_along(timelines, name, record.end, timeline, until).await?;
+            let found = one_point(name, &places, given.is_some());
+            match found.map_err(|error| Failure::runtime(error.to_string()))? {
+                PointFound::Nowhere => until = record.end.lsn,
+                found => return Ok(found),
+            }
+        }
+        Ok(PointFound::Nowhere)
     }
 
     /// Returns the start of the last record before `end`, where the archived WAL of a timeline ends. None: its segment has no whole record.

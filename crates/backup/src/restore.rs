@@ -13,7 +13,7 @@ use process::{Failure, terminal};
 use watermark::Lsn;
 
 use crate::args::RestoreArgs;
-use crate::branch::{self, Target};
+use crate::branch::{self, PointFound, Target};
 use crate::catalog::{Catalog, PartReader};
 use crate::manifest::Manifest;
 use crate::record::{Record, Stream};
@@ -104,11 +104,21 @@ async fn plan(catalog: &Catalog, args: &RestoreArgs) -> Result<Plan, Failure> {
         _ => catalog.sides(&timelines).await?,
     };
     let failed = |error: branch::ChoiceError| Failure::runtime(error.to_string());
-    let timeline = branch::timeline(&timelines, &sides, &args.at, args.timeline).map_err(failed)?;
-    let record = branch::backup(&records, &timelines, &args.at, timeline, args.backup.as_deref()).map_err(failed)?;
+    let given = args.backup.as_deref();
+    let point = match &args.at {
+        Target::Name(name) => {
+            terminal::note(format_args!("searching the archived WAL for {}", args.at));
+            let way = branch::main_way(&timelines, args.timeline).map_err(failed)?;
+            catalog.point(&records, &timelines, name, way, given).await?
+        }
+        _ => PointFound::NotAsked,
+    };
+    let (timeline, point) = branch::timeline(&timelines, &sides, &args.at, point, args.timeline).map_err(failed)?;
+    let record = branch::backup(&records, &timelines, &args.at, point, timeline, given).map_err(failed)?;
     let (reach, on) = catalog.reach_along(&timelines, record.start, timeline).await?;
-    let needed = match args.at {
-        Target::Lsn(at) => at.max(record.end.lsn),
+    let needed = match (&args.at, point) {
+        (Target::Lsn(at), _) => record.end.lsn.max(*at),
+        (_, PointFound::At(at)) => record.end.lsn.max(at),
         _ => record.end.lsn,
     };
     if reach < needed {
