@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use kingpost_tests::{Cluster, Node, Process, RunAs, SOON, ShowLogs, command, kingpost_bin, pg_bin, wait_until};
+use kingpost_tests::{
+    Cluster, Node, Process, RegistryNode, RunAs, SOON, ShowLogs, command, kingpost_bin, pg_bin, wait_until,
+};
 
 use crate::archive::{archiving, files, open_dir, wait_archived};
 
@@ -183,6 +185,9 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     let config = config(&cluster, &archive, &[primary, replica]);
     let said = done(&config, &["backup"]);
     assert!(said.contains("(standby, PostgreSQL"), "{said}");
+    let point =
+        async |node: &Node, name: &str| node.execute(&format!("SELECT pg_create_restore_point('{name}')")).await;
+    point(primary, "early").await;
     primary.execute("INSERT INTO t VALUES ('common')").await;
     let common = lsn(primary).await;
     cluster.wait_caught_up().await;
@@ -193,6 +198,8 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     let lost_from = now(primary).await;
     primary.execute("INSERT INTO t VALUES ('lost')").await;
     let lost = lsn(primary).await;
+    point(primary, "only-lost").await;
+    point(primary, "both").await;
     wait_archived(&cluster, &relay, primary).await;
     relay.stop().await;
     primary.kill9().await;
@@ -200,6 +207,7 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     let mut relay = archiving(&cluster, replica.port(), url);
     relay.start().await;
     replica.execute("INSERT INTO t VALUES ('after')").await;
+    point(replica, "both").await;
     wait_archived(&cluster, &relay, replica).await;
     let end = async || archive.join("history/00000002.history").exists().then_some(());
     wait_until("the history in the archive", SOON, cluster.dir(), end).await;
@@ -217,17 +225,23 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     assert_eq!(rows("common", &["--at", &common]).await, "before common");
     assert_eq!(rows("lost", &["--at", &lost, "--timeline", "1"]).await, "before common lost");
     assert_eq!(rows("not-lost", &["--at", &lost_from, "--timeline", "2"]).await, "before common");
+    assert_eq!(rows("only-lost", &["--at", "only-lost"]).await, "before common lost");
 
     let elsewhere = to.join("elsewhere").display().to_string();
     let asked = refused(&config, &["restore", "--at", &lost, "--to", &elsewhere]);
     assert!(asked.contains("choose one with --timeline") && asked.contains("timeline 1 up to"), "{asked}");
     let asked = refused(&config, &["restore", "--at", &lost_from, "--to", &elsewhere]);
     assert!(asked.contains("choose one with --timeline"), "{asked}");
+    let asked = refused(&config, &["restore", "--at", "both", "--to", &elsewhere]);
+    assert!(asked.contains("restore point \"both\" is on timeline 2, and on timeline 1 up to"), "{asked}");
+    let nowhere = refused(&config, &["restore", "--at", "nowhere", "--to", &elsewhere]);
+    assert!(nowhere.contains("restore point \"nowhere\" is not in the archived WAL behind any backup"), "{nowhere}");
 
-    // A backup of the new timeline; with it the window moves on.
+    // A backup of the new timeline; with it the window moves on. A restore point before it is found behind the backup before.
     replica.execute("SELECT pg_switch_wal()").await;
     replica.execute("INSERT INTO t VALUES ('later')").await;
     done(&config, &["backup", "--from", replica.name()]);
+    assert_eq!(rows("early", &["--at", "early"]).await, "before");
     let pruned = done(&config, &["backup", "prune", "--keep", "0", "--dry-run"]);
     assert!(pruned.contains("would remove the backup 20"), "{pruned}");
     let before = files(&archive);
@@ -376,6 +390,35 @@ async fn relays_of_one_archive_take_backups_by_schedule_one_at_a_time() {
     relay.start().await;
     wait_until("the alarm", SOON, cluster.dir(), async || (metric(&relay, "alarm").await == 1.0).then_some(())).await;
     assert!(metric(&relay, "failures_total").await >= 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_names_the_servers_of_backups() {
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let archive = open_dir("archive");
+    let registry = RegistryNode::start("").await;
+    crate::registry_source::register(&registry, primary).await;
+    let mut relay = archiving(&cluster, primary.port(), archive.to_str().unwrap())
+        .set("cluster.from.urls", vec![registry.url()])
+        .set("relay.backup.every", "1h")
+        .set("relay.backup.from", primary.name())
+        .set("relay.backup.spread", false);
+    relay.start().await;
+    primary.execute("CREATE TABLE t AS SELECT 1 AS n").await;
+    let taken = async || (metric(&relay, "taken_total").await >= 1.0).then_some(());
+    wait_until("a backup by schedule", SOON, cluster.dir(), taken).await;
+
+    let file = config(&cluster, &archive, &[]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    // The first of the two does not exist.
+    let from = |url: &str| format!("{text}[cluster.from]\nurls = [\"http://127.0.0.1:1\", {url:?}]\n");
+    std::fs::write(&file, from(&registry.url())).unwrap();
+    let said = done(&file, &["backup"]);
+    assert!(said.contains(&format!(" from {} (primary, PostgreSQL", primary.name())), "{said}");
+    let listed = done(&file, &["backup", "list"]);
+    assert!(listed.contains(&format!(" behind {}", primary.name())), "{listed}");
 }
 
 /// Returns the words behind `encryption` in the headers of the objects with content, by path.

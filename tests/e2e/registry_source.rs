@@ -8,7 +8,7 @@ use crate::common::only_kingpost;
 
 const NODES: &str = "/v1/namespaces/kingpost/services/postgres/instances";
 
-async fn register(registry: &RegistryNode, node: &Node) {
+pub(crate) async fn register(registry: &RegistryNode, node: &Node) {
     let body = json!({ "host": "127.0.0.1", "port": node.port() });
     let answer = registry.send("PUT", &format!("{NODES}/{}", node.name()), &body).await;
     assert!(answer.status < 300, "{}", answer.body);

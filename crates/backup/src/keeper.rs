@@ -234,7 +234,9 @@ async fn backup(config: &Arc<Config>, turn: u64) -> Result<bool, Failure> {
         wait: WAL_LIMIT,
         json: false,
     };
-    let (of, from) = (Arc::clone(config), args.from.clone());
+    // Asked anew for each backup: nodes come and go.
+    let config = &take::with_nodes(config).await?;
+    let (of, from) = (config.clone(), args.from.clone());
     let server = tokio::task::spawn_blocking(move || take::connect(&of, from.as_deref())).await;
     let server = server.map_err(|error| Failure::runtime(error.to_string()))??;
     if !take::run(config, &args, server, Some(turn), Say::Log).await? {

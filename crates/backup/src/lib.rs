@@ -40,11 +40,12 @@ pub use args::{BackupArgs, RestoreArgs};
 use args::{BackupCommand, WhichConfig};
 use config::Config;
 pub use keeper::{BackupStatus, Keeper};
-use process::Failure;
+use process::{Failure, LogConfig, LogFlags, logging};
 pub use window::Window;
 
 /// Takes a backup, or lists, shows, verifies or removes backups.
-pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
+pub fn backup(args: &BackupArgs, log: &LogFlags) -> Result<(), Failure> {
+    logging::start(&log.over(&LogConfig { level: "warn".into(), ..LogConfig::default() }), None)?;
     match &args.command {
         None => take::take(&read(&args.take.config)?, &args.take),
         Some(BackupCommand::List { config, json }) => run(prune::list(&read(config)?, *json)),

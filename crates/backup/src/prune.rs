@@ -30,9 +30,18 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
     let catalog = Catalog::attach(&config.relay.archive).await?;
     let Survey { records, window } = catalog.survey().await?;
     let unfinished = catalog.unfinished().await?;
-    let (of, system) = (config.clone(), catalog.system());
-    let primary = tokio::task::spawn_blocking(move || take::primary(&of, system)).await;
-    let primary = primary.map_err(|error| Failure::runtime(error.to_string()))??;
+    let system = catalog.system();
+    let primary = match take::with_nodes(config).await {
+        Ok(of) => {
+            let primary = tokio::task::spawn_blocking(move || take::primary(&of, system)).await;
+            primary.map_err(|error| Failure::runtime(error.to_string()))??
+        }
+        // The archive is listed all the same.
+        Err(failure) => {
+            terminal::note(failure.to_string());
+            None
+        }
+    };
     let behind = window.as_ref().zip(primary).map(|(window, (name, end))| (name, end.0.saturating_sub(window.to().0)));
     if as_json {
         let backups: Vec<serde_json::Value> = records

@@ -9,6 +9,7 @@ use archive::{BLOCK, BackupId, BackupPart, Identity};
 use config::Config;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use process::{Failure, StopSignals, terminal};
+use registry_client::Sources;
 use relay::{BackupEvent, BackupSession, BaseBackup, ServerAccess, SessionError};
 use tokio::sync::mpsc;
 use watermark::Lsn;
@@ -51,8 +52,9 @@ pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
     if args.label.len() > 500 || args.label.contains(|c: char| c.is_control()) {
         return Err(Failure::config("--label: at most 500 bytes, and no control characters"));
     }
-    let server = connect(config, args.from.as_deref())?;
     let runtime = process::control_runtime()?;
+    let config = &runtime.block_on(with_nodes(config))?;
+    let server = connect(config, args.from.as_deref())?;
     let done = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
         tokio::select! {
@@ -63,6 +65,13 @@ pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
     // The thread that reads may wait for the server.
     runtime.shutdown_background();
     done
+}
+
+/// Returns the configuration with the nodes that the registry of `[cluster.from]` names; unchanged without one.
+pub(crate) async fn with_nodes(config: &Config) -> Result<Config, Failure> {
+    let mut filled = Config { clusters: Vec::new(), ..config.clone() };
+    Sources::start(&mut filled).await?;
+    Ok(filled)
 }
 
 /// Returns the names and addresses of the servers.
@@ -87,7 +96,7 @@ pub(crate) fn connect(config: &Config, from: Option<&str>) -> Result<Server, Fai
     }
     if nodes.is_empty() {
         return Err(Failure::config("no server to take a backup from")
-            .advise("name the servers in [[cluster.nodes]], or one in relay.upstream.address"));
+            .advise("name the servers in [[cluster.nodes]] or [cluster.from], or one in relay.upstream.address"));
     }
     let (mut primary, mut failures) = (None, Vec::new());
     let found = each(config, &nodes, |name, opened| match opened {

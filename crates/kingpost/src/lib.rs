@@ -95,7 +95,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Watch(args) => failover::watch(&args, &log),
         Command::Node(args) => node::node(&args, &log),
-        Command::Backup(args) => backup::backup(&args),
+        Command::Backup(args) => backup::backup(&args, &log),
         Command::Restore(args) => backup::restore(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
