@@ -48,7 +48,7 @@ pub(crate) fn done(config: &Path, args: &[&str]) -> String {
 }
 
 /// Runs `kingpost`, which must fail; returns its output.
-fn refused(config: &Path, args: &[&str]) -> String {
+pub(crate) fn refused(config: &Path, args: &[&str]) -> String {
     let output = kingpost(config, args);
     assert!(!output.status.success(), "{args:?}: {}", text(&output));
     text(&output)
@@ -58,7 +58,7 @@ async fn now(node: &Node) -> String {
     node.query("SELECT clock_timestamp()").await
 }
 
-async fn lsn(node: &Node) -> String {
+pub(crate) async fn lsn(node: &Node) -> String {
     node.query("SELECT pg_current_wal_insert_lsn()").await
 }
 
@@ -343,7 +343,7 @@ async fn killed_at_any_byte_nothing_is_there_and_the_next_one_cleans_up() {
 }
 
 /// Returns a relay's metric of its backups.
-async fn metric(relay: &kingpost_tests::Relay, name: &str) -> f64 {
+pub(crate) async fn metric(relay: &kingpost_tests::Relay, name: &str) -> f64 {
     relay.metrics().await.sum(&format!("kingpost_relay_backup_{name}"), &[])
 }
 

@@ -9,6 +9,7 @@ mod archive;
 mod aurora;
 mod auth;
 mod backup;
+mod backup_incremental;
 mod binlog;
 mod binlog_faults;
 mod binlog_replicas;

@@ -24,6 +24,9 @@ pub struct TakeArgs {
     /// The node to take the backup from; the default is a standby that answers, else the primary
     #[arg(long, value_name = "NODE")]
     pub from: Option<String>,
+    /// Takes the blocks alone that changed since the newest backup: PostgreSQL 17 and later, with summarize_wal = on
+    #[arg(long)]
+    pub incremental: bool,
     /// Label, kept with the backup
     #[arg(long, default_value = "kingpost", value_name = "TEXT")]
     pub label: String,
@@ -126,7 +129,7 @@ pub struct RestoreArgs {
     /// Longest time of the recovery with --verify
     #[arg(long, default_value = "1d", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub limit: Duration,
-    /// Directory of PostgreSQL's programs, for --verify; the default is that of the backup's version below /usr
+    /// Directory of PostgreSQL's programs, for --verify and for incremental backups; the default is that of the backup's version below /usr
     #[arg(long, env = "KINGPOST_PG_BIN", value_name = "DIR")]
     pub pg_bin: Option<PathBuf>,
 }

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use watermark::Lsn;
 
 use crate::branch::{PointFound, Side, one_point};
+use crate::chain::Chains;
 use crate::mark::Mark;
 use crate::record::{Point, Record};
 use crate::timelines::Timelines;
@@ -90,13 +91,20 @@ impl Catalog {
         Ok(records)
     }
 
+    /// Returns the records of all backups, oldest first; true for a restorable backup, whose chain is whole and whose WAL is in the archive.
+    pub(crate) async fn judged(&self) -> Result<Vec<(Record, bool)>, Failure> {
+        let records = self.records().await?;
+        let mut restorable = Vec::with_capacity(records.len());
+        let chains = Chains::new(&records);
+        for record in &records {
+            restorable.push(chains.of(record).is_ok() && self.has_wal(record).await?);
+        }
+        Ok(records.into_iter().zip(restorable).collect())
+    }
+
     /// Returns the backups, and the window that can be restored.
     pub(crate) async fn survey(&self) -> Result<Survey, Failure> {
-        let mut records = Vec::new();
-        for record in self.records().await? {
-            let is_restorable = self.is_restorable(&record).await?;
-            records.push((record, is_restorable));
-        }
+        let records = self.judged().await?;
         let timelines = self.timelines().await?;
         let mut survey = Survey { records, window: None };
         let newest = timelines.newest().unwrap_or(0);
@@ -106,7 +114,7 @@ impl Catalog {
     }
 
     /// True if the archive has the WAL from a backup's start to its end.
-    pub(crate) async fn is_restorable(&self, record: &Record) -> Result<bool, Failure> {
+    async fn has_wal(&self, record: &Record) -> Result<bool, Failure> {
         Ok(self.reach(record.end.timeline, record.start.lsn, record.end.lsn).await? >= record.end.lsn)
     }
 
@@ -159,17 +167,19 @@ impl Catalog {
         Ok(self.record(id).await?.is_some())
     }
 
-    /// Returns the record of this name, or the newest for `latest`.
-    pub(crate) async fn find(&self, name: &str) -> Result<Record, Failure> {
-        let mut records = self.records().await?;
-        let at = match name {
-            "latest" => records.len().checked_sub(1),
-            name => records.iter().position(|record| record.id == name),
+    /// Returns the chain of the backup of this name, or of the newest for `latest`: the full one first, the named one last.
+    pub(crate) async fn find(&self, name: &str) -> Result<Vec<Record>, Failure> {
+        let records = self.records().await?;
+        let record = match name {
+            "latest" => records.last(),
+            name => records.iter().find(|record| record.id == name),
         };
-        at.map(|at| records.swap_remove(at)).ok_or_else(|| {
+        let record = record.ok_or_else(|| {
             Failure::runtime(format!("the archive {} has no backup {name:?}", self.name()))
                 .advise("`kingpost backup list` shows them")
-        })
+        })?;
+        let chain = Chains::new(&records).of(record).map_err(|error| Failure::runtime(error.to_string()))?;
+        Ok(chain.into_iter().cloned().collect())
     }
 
     /// Writes a record: from now on the backup is there.

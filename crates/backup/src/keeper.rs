@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::args::{TakeArgs, WhichConfig};
 use crate::catalog::{Catalog, Survey, now};
+use crate::chain::Wanted;
 use crate::mark::{Mark, is_dead};
 use crate::say::Say;
 use crate::schedule::{AGAIN, Schedule, Step, Turn, View};
@@ -228,6 +229,7 @@ async fn backup(config: &Arc<Config>, turn: u64) -> Result<bool, Failure> {
     let args = TakeArgs {
         config: WhichConfig { config: PathBuf::new() },
         from: Some(settings.from.clone()).filter(|from| !from.is_empty()),
+        incremental: false,
         label: LABEL.into(),
         max_rate: u32::try_from(settings.max_rate / 1024).ok().filter(|rate| *rate > 0),
         spread: settings.spread,
@@ -239,7 +241,11 @@ async fn backup(config: &Arc<Config>, turn: u64) -> Result<bool, Failure> {
     let (of, from) = (config.clone(), args.from.clone());
     let server = tokio::task::spawn_blocking(move || take::connect(&of, from.as_deref())).await;
     let server = server.map_err(|error| Failure::runtime(error.to_string()))??;
-    if !take::run(config, &args, server, Some(turn), Say::Log).await? {
+    let wanted = match settings.full_every.is_zero() {
+        true => Wanted::Full,
+        false => Wanted::FullEvery(settings.full_every),
+    };
+    if !take::run(config, &args, wanted, server, Some(turn), Say::Log).await? {
         return Ok(false);
     }
     if !settings.keep.is_zero() {

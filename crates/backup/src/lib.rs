@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  take:    server ─BASE_BACKUP─▶ pieces of 16 MiB ─▶ archive; the record, which makes it a backup, last
-//!  restore: branch (pure): moment ─▶ timeline, backup ─▶ unpack: paths and manifest checked ─▶ recovery settings ─▶ pg_control gets its name
+//!  restore: branch (pure): moment ─▶ timeline, backup ─▶ chain (pure) ─▶ unpack: paths and manifest checked ─▶ join, of a chain
+//!           ─▶ recovery settings ─▶ pg_control gets its name
 //!           ─▶ server: recovery, a query, pg_amcheck
 //!  prune:   retention (pure): window ─▶ backups, WAL
 //!  keeper:  a relay's thread: schedule (pure) ─▶ a turn in the archive ─▶ take, prune
@@ -18,6 +19,8 @@
 mod args;
 mod branch;
 mod catalog;
+mod chain;
+mod join;
 mod keeper;
 mod manifest;
 mod mark;

@@ -1,6 +1,6 @@
 //! `kingpost backup list`, `show`, `verify` and `prune`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use config::Config;
@@ -10,10 +10,11 @@ use watermark::Lsn;
 
 use crate::branch::show_time;
 use crate::catalog::{Catalog, Survey, now};
+use crate::chain::Chains;
 use crate::mark::{Mark, State};
 use crate::record::Record;
 use crate::restore::{read_all, readers};
-use crate::retention::{Kept, needs_wal, to_remove};
+use crate::retention::{Kept, needs_wal, superfluous};
 use crate::window::Window;
 use crate::{size, take};
 
@@ -23,6 +24,10 @@ const DAY: u64 = 86_400;
 /// Formats a time in seconds since 1970.
 fn shown(seconds: u64) -> String {
     show_time(i64::try_from(seconds).unwrap_or(0).saturating_mul(1_000_000)).replace(".000000", "")
+}
+
+fn kind(record: &Record) -> &'static str {
+    if record.parent.is_some() { "incremental" } else { "full" }
 }
 
 /// Lists the backups.
@@ -62,14 +67,22 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
     if records.is_empty() {
         terminal::line(format_args!("no backup in {}", catalog.name()));
     }
-    for (record, restorable) in records {
+    let chains = Chains::new(records.iter().map(|(record, _)| record));
+    for (record, restorable) in &records {
+        let state = match chains.of(record) {
+            Err(_) => "chain broken",
+            Ok(_) if *restorable => "restorable",
+            // A pruning has left it to later ones.
+            Ok(_) if chains.is_parent(&record.id) => "of a chain",
+            Ok(_) => "WAL missing",
+        };
         terminal::line(format_args!(
-            "{}  ended {}  {:>9}  to {:<24}  {}  {}",
+            "{}  {:<11}  ended {}  {:>9}  to {:<24}  {state}  {}",
             record.id,
+            kind(record),
             shown(record.ended),
             size(record.stored),
             record.end.to_string(),
-            if restorable { "restorable" } else { "WAL missing" },
             record.label
         ));
     }
@@ -88,7 +101,10 @@ pub(crate) async fn list(config: &Config, as_json: bool) -> Result<(), Failure> 
 /// Shows a backup.
 pub(crate) async fn show(config: &Config, name: &str, as_json: bool) -> Result<(), Failure> {
     let catalog = Catalog::attach(&config.relay.archive).await?;
-    let record = catalog.find(name).await?;
+    let chain = catalog.find(name).await?;
+    let (Some(record), chain_bytes) = (chain.last(), chain.iter().map(|record| record.stored).sum()) else {
+        return Ok(());
+    };
     let reach = catalog.reach(record.end.timeline, record.start.lsn, Lsn(u64::MAX)).await?;
     let restorable = reach >= record.end.lsn;
     if as_json {
@@ -98,8 +114,15 @@ pub(crate) async fn show(config: &Config, name: &str, as_json: bool) -> Result<(
         return Ok(());
     }
     let role = if record.standby { "standby" } else { "primary" };
+    let kind = match &record.parent {
+        None => "full".to_owned(),
+        Some(parent) => {
+            format!("incremental to {parent}; a restore reads {} backups, {}", chain.len(), size(chain_bytes))
+        }
+    };
     for (name, value) in [
         ("backup", record.id.clone()),
+        ("kind", kind),
         ("label", record.label.clone()),
         ("from", format!("{} ({role}), PostgreSQL {}", record.node, record.server_version)),
         ("started", shown(record.started)),
@@ -122,11 +145,15 @@ pub(crate) async fn show(config: &Config, name: &str, as_json: bool) -> Result<(
 /// Reads a whole backup, and compares it with the server's manifest.
 pub(crate) async fn verify(config: &Config, name: &str) -> Result<(), Failure> {
     let catalog = Catalog::attach(&config.relay.archive).await?;
-    let record = catalog.find(name).await?;
-    let readers = readers(&catalog, &record)?;
-    let read = tokio::task::spawn_blocking(move || read_all(readers, |_| None)).await;
-    let read = read.map_err(|error| Failure::runtime(error.to_string()))?;
-    let (_, files) = read.map_err(|why| Failure::runtime(format!("the backup {} is damaged: {why}", record.id)))?;
+    let chain = catalog.find(name).await?;
+    let mut files = 0;
+    for record in &chain {
+        let readers = readers(&catalog, record)?;
+        let read = tokio::task::spawn_blocking(move || read_all(readers, |_| None)).await;
+        let read = read.map_err(|error| Failure::runtime(error.to_string()))?;
+        files += read.map_err(|why| Failure::runtime(format!("the backup {} is damaged: {why}", record.id)))?.1;
+    }
+    let Some(record) = chain.last() else { return Ok(()) };
     let reach = catalog.reach(record.end.timeline, record.start.lsn, record.end.lsn).await?;
     if reach < record.end.lsn {
         return Err(Failure::runtime(format!(
@@ -134,8 +161,9 @@ pub(crate) async fn verify(config: &Config, name: &str) -> Result<(), Failure> {
             record.id, record.end
         )));
     }
+    let of = if chain.len() > 1 { format!(" of a chain of {} backups", chain.len()) } else { String::new() };
     terminal::line(format_args!(
-        "backup {}: {files} files are as in the server's manifest; its WAL is in the archive",
+        "backup {}: {files} files{of} are as in the server's manifest; its WAL is in the archive",
         record.id
     ));
     Ok(())
@@ -164,7 +192,8 @@ pub(crate) async fn prune(config: &Config, days: u32, dry_run: bool, as_json: bo
 pub(crate) struct Pruning {
     /// Start of the window, in seconds since 1970.
     since: u64,
-    removed: BTreeSet<String>,
+    /// Names of the backups to remove, in this order.
+    removed: Vec<String>,
     staying: Vec<String>,
     wal: BTreeMap<String, u64>,
     /// True if a restorable backup ended before the window. Without one, no WAL is known to be superfluous.
@@ -174,23 +203,27 @@ pub(crate) struct Pruning {
 impl Pruning {
     /// Finds what can go.
     pub(crate) async fn plan(catalog: &Catalog, since: u64) -> Result<Pruning, Failure> {
-        let mut kept = Vec::new();
-        for record in catalog.records().await? {
-            let is_restorable = catalog.is_restorable(&record).await?;
-            let Record { id, ended, start, end, .. } = record;
-            kept.push(Kept { id, ended, start, end, is_restorable });
-        }
-        let removed: BTreeSet<String> = to_remove(&kept, since).into_iter().map(str::to_owned).collect();
+        let kept = |(record, is_restorable)| {
+            let Record { id, parent, ended, start, end, .. } = record;
+            Kept { id, parent, ended, start, end, is_restorable }
+        };
+        let mut backups: Vec<Kept> = catalog.judged().await?.into_iter().map(kept).collect();
+        // An incremental backup goes before the one that it follows.
+        backups.sort_by_key(|backup| std::cmp::Reverse(backup.start.lsn));
+        let superfluous = superfluous(&backups, since);
         let timelines = catalog.timelines().await?;
-        let staying: Vec<&Kept> = kept.iter().filter(|backup| !removed.contains(&backup.id)).collect();
+        let (removed, staying): (Vec<&Kept>, Vec<&Kept>) =
+            backups.iter().partition(|backup| superfluous.removed.contains(backup.id.as_str()));
+        let is_by_itself = |backup: &&Kept| !superfluous.for_chains.contains(backup.id.as_str());
+        let with_wal: Vec<&Kept> = staying.iter().copied().filter(is_by_itself).collect();
         // A backup that is being made has its start behind the last that ended.
-        let has_anchor = staying.iter().any(|backup| backup.is_restorable && backup.ended <= since);
+        let has_anchor = with_wal.iter().any(|backup| backup.is_restorable && backup.ended <= since);
         let wal = match has_anchor {
-            true => catalog.wal_not_needed(|timeline, end| needs_wal(&staying, &timelines, timeline, end)).await?,
+            true => catalog.wal_not_needed(|timeline, end| needs_wal(&with_wal, &timelines, timeline, end)).await?,
             false => BTreeMap::new(),
         };
-        let staying = staying.into_iter().map(|backup| backup.id.clone()).collect();
-        Ok(Pruning { since, removed, staying, wal, has_anchor })
+        let names = |backups: Vec<&Kept>| backups.into_iter().map(|backup| backup.id.clone()).collect();
+        Ok(Pruning { since, removed: names(removed), staying: names(staying), wal, has_anchor })
     }
 
     /// Removes it: records first, then data, then WAL.

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use watermark::Lsn;
 use wire::replication::{BackupPoint, position, read_position};
 
-/// Version of the record's form.
-const VERSION: u32 = 1;
+/// Versions of the record's form: of a full backup, and of an incremental one, which a program without chains must not restore or remove alone.
+const FULL: u32 = 1;
+const INCREMENTAL: u32 = 2;
 
 /// Most tablespaces of a record.
 const MOST_STREAMS: usize = 4096;
@@ -59,6 +60,9 @@ pub(crate) struct Stream {
 pub(crate) struct Record {
     version: u32,
     pub(crate) id: String,
+    /// Name of the backup to which this one is incremental; None for a full one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parent: Option<String>,
     pub(crate) label: String,
     /// Name of the node in the configuration.
     pub(crate) node: String,
@@ -94,8 +98,9 @@ impl Record {
     /// Begins a record.
     pub(crate) fn begin(id: &BackupId, node: &str, label: &str, started: u64, start: Point) -> Record {
         Record {
-            version: VERSION,
+            version: FULL,
             id: id.to_string(),
+            parent: None,
             label: label.into(),
             node: node.into(),
             standby: false,
@@ -112,11 +117,24 @@ impl Record {
         }
     }
 
+    /// Makes the backup incremental to an earlier one.
+    pub(crate) fn follow(&mut self, parent: &Record) {
+        (self.version, self.parent) = (INCREMENTAL, Some(parent.id.clone()));
+    }
+
     /// Parses a record. The error says what is wrong with it.
     pub(crate) fn parse(bytes: &[u8], id: &BackupId) -> Result<Record, String> {
         let record: Record = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if record.version != VERSION {
-            return Err(format!("is of version {}, and this program reads {VERSION}", record.version));
+        let parent = match (record.version, &record.parent) {
+            (FULL, None) => true,
+            (INCREMENTAL, Some(parent)) => BackupId::parse(parent).is_some() && *parent != record.id,
+            (FULL | INCREMENTAL, _) => false,
+            (version, _) => {
+                return Err(format!("is of version {version}, and this program reads {FULL} and {INCREMENTAL}"));
+            }
+        };
+        if !parent {
+            return Err("has an impossible parent".into());
         }
         if record.id != id.as_str() {
             return Err(format!("is of the backup {:?}", record.id));
@@ -182,6 +200,18 @@ mod tests {
         let text = String::from_utf8(record.render()).unwrap();
         assert!(text.contains("\"lsn\": \"0/2000028\""), "{text}");
         assert_eq!(Record::parse(text.as_bytes(), &id).unwrap(), record);
+        let mut incremental = record.clone();
+        incremental.follow(&Record::begin(&BackupId::new(1_600_000_000, 8), "n", "l", 0, start));
+        let child = String::from_utf8(incremental.render()).unwrap();
+        assert_eq!(Record::parse(child.as_bytes(), &id).unwrap(), incremental);
+        for (from, to) in [
+            ("\"version\": 2", "\"version\": 1"),
+            ("\"version\": 2", "\"version\": 3"),
+            ("20200913T122640Z-00000008", "../../etc"),
+            ("20200913T122640Z-00000008", id.as_str()),
+        ] {
+            assert!(Record::parse(child.replace(from, to).as_bytes(), &id).is_err(), "{from} {to}");
+        }
         for (from, to) in [
             ("\"version\": 1", "\"version\": 2"),
             ("0/2000028", "nowhere"),

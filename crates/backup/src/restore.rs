@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use archive::BackupPart;
+use archive::{BackupId, BackupPart};
 use config::Config;
 use process::{Failure, terminal};
 use watermark::Lsn;
@@ -15,6 +15,8 @@ use watermark::Lsn;
 use crate::args::RestoreArgs;
 use crate::branch::{self, PointFound, Target};
 use crate::catalog::{Catalog, PartReader};
+use crate::chain::Chains;
+use crate::join::{self, Join};
 use crate::manifest::Manifest;
 use crate::record::{Record, Stream};
 use crate::unpack::{CONTROL, UNFINISHED, unpack};
@@ -25,7 +27,8 @@ const MARK: &str = "RESTORE_IS_UNFINISHED";
 
 /// A choice of backup and timeline.
 struct Plan {
-    record: Record,
+    /// The backup, last, behind those that it needs.
+    chain: Vec<Record>,
     timeline: u32,
     /// Start of the last archived record, for a position that is its end.
     last_record: Option<Lsn>,
@@ -42,20 +45,26 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
         server::may_start(&to)?;
     }
     let runtime = process::control_runtime()?;
-    let (plan, readers) = runtime.block_on(async {
+    let (plan, catalog) = runtime.block_on(async {
         let catalog = Catalog::attach(&config.relay.archive).await?;
-        let plan = plan(&catalog, args).await?;
-        let readers = readers(&catalog, &plan.record)?;
-        Ok::<_, Failure>((plan, readers))
+        Ok::<_, Failure>((plan(&catalog, args).await?, catalog))
     })?;
-    let programs = args.verify.then(|| server::programs(args.pg_bin.as_deref(), plan.record.major())).transpose()?;
-    let Plan { record, timeline, last_record } = &plan;
+    let Plan { chain, timeline, last_record } = &plan;
+    let Some(record) = chain.last() else { return Ok(()) };
+    let find = |program, purpose: &str| server::programs(args.pg_bin.as_deref(), record.major(), program, purpose);
+    let programs = args.verify.then(|| find("postgres", "--verify")).transpose()?;
+    let purpose = format!("the backup {} is incremental", record.id);
+    let combine = (chain.len() > 1).then(|| find(join::PROGRAM, &purpose)).transpose()?;
+    let of_chain = match chain.len() {
+        1 => String::new(),
+        backups => format!(", which is joined from {backups} backups"),
+    };
     terminal::note(format_args!(
-        "restoring {} on timeline {timeline} to {}, from the backup {} of {}",
+        "restoring {} on timeline {timeline} to {}, from the backup {} of {}{of_chain}",
         args.at,
         to.display(),
         record.id,
-        size(record.bytes())
+        size(chain.iter().map(Record::bytes).sum())
     ));
     let program = std::env::current_exe().map_err(|error| {
         Failure::environment(format!("cannot find this program's path for restore_command: {error}"))
@@ -72,10 +81,30 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
         recovery::end_with(&mut settings, *last_record);
     }
     let places = places(record, &to, args)?;
-    unpack_all(record, readers, &to, &places)?;
+    begin(&to)?;
+    // Each is opened when its turn comes: a reader reads ahead.
+    let readers = |record: &Record| {
+        let _inside = runtime.enter();
+        readers(&catalog, record)
+    };
+    match combine {
+        None => {
+            let directories: Vec<_> = places.iter().map(|place| (place.oid, place.directory.clone())).collect();
+            unpack_into(record, readers(record)?, &to, &directories)?;
+        }
+        Some(bin) => {
+            let program = bin.join(join::PROGRAM);
+            let mut join = Join::begin(&program, &to)?;
+            for record in chain {
+                terminal::note(format_args!("unpacking the backup {} of {}", record.id, size(record.bytes())));
+                join.unpack(record, readers(record)?, &places)?;
+            }
+            join.finish(record.major())?;
+        }
+    }
     complete(record, &to, &places, &settings, args.standby)?;
-    for (oid, location, place) in &places {
-        terminal::note(format_args!("tablespace {oid}, which was in {location}, is in {}", place.display()));
+    for Place { oid, location, directory } in &places {
+        terminal::note(format_args!("tablespace {oid}, which was in {location}, is in {}", directory.display()));
     }
     if args.standby {
         terminal::line(format_args!(
@@ -105,16 +134,23 @@ async fn plan(catalog: &Catalog, args: &RestoreArgs) -> Result<Plan, Failure> {
     };
     let failed = |error: branch::ChoiceError| Failure::runtime(error.to_string());
     let given = args.backup.as_deref();
+    let chains = Chains::new(&records);
+    // Of a backup that the user names, the error says what its chain lacks.
+    let usable = |record: &&Record| given.is_some() || chains.of(record).is_ok();
+    let usable: Vec<Record> = records.iter().filter(usable).cloned().collect();
     let point = match &args.at {
         Target::Name(name) => {
             terminal::note(format_args!("searching the archived WAL for {}", args.at));
             let way = branch::main_way(&timelines, args.timeline).map_err(failed)?;
-            catalog.point(&records, &timelines, name, way, given).await?
+            catalog.point(&usable, &timelines, name, way, given).await?
         }
         _ => PointFound::NotAsked,
     };
     let (timeline, point) = branch::timeline(&timelines, &sides, &args.at, point, args.timeline).map_err(failed)?;
-    let record = branch::backup(&records, &timelines, &args.at, point, timeline, given).map_err(failed)?;
+    let record = branch::backup(&usable, &timelines, &args.at, point, timeline, given).map_err(failed)?;
+    let chain = chains.of(record).map_err(|error| {
+        Failure::runtime(error.to_string()).advise("`kingpost backup list` shows the backups that can be restored")
+    })?;
     let (reach, on) = catalog.reach_along(&timelines, record.start, timeline).await?;
     let needed = match (&args.at, point) {
         (Target::Lsn(at), _) => record.end.lsn.max(*at),
@@ -132,7 +168,7 @@ async fn plan(catalog: &Catalog, args: &RestoreArgs) -> Result<Plan, Failure> {
         Target::Lsn(at) if at == reach => catalog.last_record(on, at).await?,
         _ => None,
     };
-    Ok(Plan { record: record.clone(), timeline, last_record })
+    Ok(Plan { chain: chain.into_iter().cloned().collect(), timeline, last_record })
 }
 
 /// Readers of all parts of a backup: the manifest first.
@@ -141,40 +177,57 @@ pub(crate) struct Readers {
     streams: Vec<(Stream, PartReader)>,
 }
 
-/// Opens all parts of a backup. Each reads only a little ahead.
-pub(crate) fn readers(catalog: &Catalog, record: &Record) -> Result<Readers, Failure> {
-    let id = record.backup_id().ok_or_else(|| Failure::runtime(format!("{:?} is no name of a backup", record.id)))?;
+fn id_of(record: &Record) -> Result<BackupId, Failure> {
+    record.backup_id().ok_or_else(|| Failure::runtime(format!("{:?} is no name of a backup", record.id)))
+}
+
+/// Opens the manifest of a backup.
+pub(crate) fn manifest_of(catalog: &Catalog, record: &Record) -> Result<PartReader, Failure> {
+    let id = id_of(record)?;
     if record.manifest > crate::manifest::LARGEST {
         return Err(Failure::runtime(format!("the manifest of the backup {id} has {} bytes", record.manifest)));
     }
+    Ok(catalog.read(&id, BackupPart::Manifest, record.manifest))
+}
+
+/// Opens all parts of a backup. Each reads only a little ahead.
+pub(crate) fn readers(catalog: &Catalog, record: &Record) -> Result<Readers, Failure> {
+    let id = id_of(record)?;
     let stream = |(index, stream): (usize, &Stream)| {
         let part = BackupPart::Stream(u16::try_from(index).unwrap_or(u16::MAX));
         (stream.clone(), catalog.read(&id, part, stream.bytes))
     };
     Ok(Readers {
-        manifest: catalog.read(&id, BackupPart::Manifest, record.manifest),
+        manifest: manifest_of(catalog, record)?,
         streams: record.streams.iter().enumerate().map(stream).collect(),
     })
 }
 
-/// Returns the places of the tablespaces: identifier, location on the server of the backup, and directory here.
-fn places(record: &Record, to: &Path, args: &RestoreArgs) -> Result<Vec<(u32, String, PathBuf)>, Failure> {
+/// A tablespace of the restored server.
+pub(crate) struct Place {
+    pub(crate) oid: u32,
+    /// Location on the server of the backup.
+    location: String,
+    pub(crate) directory: PathBuf,
+}
+
+/// Returns the places of the tablespaces.
+fn places(record: &Record, to: &Path, args: &RestoreArgs) -> Result<Vec<Place>, Failure> {
     let mut places = Vec::new();
     for stream in &record.streams {
         let (Some(oid), Some(location)) = (stream.oid, &stream.location) else { continue };
-        let place = recovery::tablespace(to, oid, location, &args.tablespaces);
-        if !place.starts_with(to) {
-            must_be_empty(&place)?;
+        let directory = recovery::tablespace(to, oid, location, &args.tablespaces);
+        if !directory.starts_with(to) {
+            must_be_empty(&directory)?;
         }
-        places.push((oid, location.clone(), place));
+        places.push(Place { oid, location: location.clone(), directory });
     }
-    let is_there = |old: &String| {
-        places.iter().any(|(_, location, _)| location.trim_end_matches('/') == old.trim_end_matches('/'))
-    };
+    let is_there =
+        |old: &String| places.iter().any(|place| place.location.trim_end_matches('/') == old.trim_end_matches('/'));
     match args.tablespaces.iter().find(|(old, _)| !is_there(old)) {
         None => Ok(places),
         Some((old, _)) => {
-            let known: Vec<&str> = places.iter().map(|(_, location, _)| location.as_str()).collect();
+            let known: Vec<&str> = places.iter().map(|place| place.location.as_str()).collect();
             Err(Failure::config(format!("--tablespace: the backup has none in {old}; it has: {}", known.join(", "))))
         }
     }
@@ -198,7 +251,7 @@ fn must_be_empty(path: &Path) -> Result<(), Failure> {
     }
 }
 
-fn make(path: &Path) -> Result<(), Failure> {
+pub(crate) fn make(path: &Path) -> Result<(), Failure> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let made = made.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)));
     made.map_err(|error| Failure::path("make", path, &error))
@@ -230,15 +283,26 @@ pub(crate) fn read_all(readers: Readers, to: impl Fn(&Stream) -> Option<PathBuf>
     Ok((bytes, files))
 }
 
-fn unpack_all(record: &Record, readers: Readers, to: &Path, places: &[(u32, String, PathBuf)]) -> Result<(), Failure> {
+/// Makes the new directory, with a mark that says why no server starts in it.
+fn begin(to: &Path) -> Result<(), Failure> {
     make(to)?;
-    write(&to.join(MARK), b"A restore into this directory was not completed, and no server starts in it.\nRemove the directory, and restore again.\n")?;
-    for (_, _, place) in places {
-        make(place)?;
+    write(&to.join(MARK), b"A restore into this directory was not completed, and no server starts in it.\nRemove the directory, and restore again.\n")
+}
+
+/// Unpacks a backup, and compares it with its manifest. `tablespaces`: identifiers and directories.
+pub(crate) fn unpack_into(
+    record: &Record,
+    readers: Readers,
+    to: &Path,
+    tablespaces: &[(u32, PathBuf)],
+) -> Result<(), Failure> {
+    make(to)?;
+    for (_, directory) in tablespaces {
+        make(directory)?;
     }
     let directory = |stream: &Stream| match stream.oid {
         None => Some(to.to_owned()),
-        Some(oid) => places.iter().find(|(of, _, _)| *of == oid).map(|(_, _, place)| place.clone()),
+        Some(oid) => tablespaces.iter().find(|(of, _)| *of == oid).map(|(_, directory)| directory.clone()),
     };
     let (manifest, files) = read_all(readers, directory).map_err(|why| {
         Failure::runtime(format!("cannot restore the backup {} to {}: {why}", record.id, to.display()))
@@ -253,7 +317,7 @@ fn unpack_all(record: &Record, readers: Readers, to: &Path, places: &[(u32, Stri
 fn complete(
     record: &Record,
     to: &Path,
-    places: &[(u32, String, PathBuf)],
+    places: &[Place],
     settings: &[(&'static str, String)],
     is_standby: bool,
 ) -> Result<(), Failure> {
@@ -280,14 +344,17 @@ fn complete(
     make(&to.join("pg_wal"))?;
     make(&to.join("pg_tblspc"))?;
     if !places.is_empty() {
-        let map: Vec<(u32, PathBuf)> = places.iter().map(|(oid, _, place)| (*oid, place.clone())).collect();
+        let map: Vec<(u32, PathBuf)> = places.iter().map(|place| (place.oid, place.directory.clone())).collect();
         write(&to.join("tablespace_map"), recovery::tablespace_map(&map).as_bytes())?;
         for (oid, place) in &map {
             let link = to.join("pg_tblspc").join(oid.to_string());
-            std::os::unix::fs::symlink(place, &link).map_err(|error| Failure::path("make", &link, &error))?;
+            // A join of a chain has made it.
+            if !link.is_symlink() {
+                std::os::unix::fs::symlink(place, &link).map_err(|error| Failure::path("make", &link, &error))?;
+            }
         }
     }
-    for path in places.iter().map(|(_, _, place)| place.as_path()).chain([to]) {
+    for path in places.iter().map(|place| place.directory.as_path()).chain([to]) {
         sync(path)?;
     }
     let (from, control) = (to.join(UNFINISHED), to.join(CONTROL));

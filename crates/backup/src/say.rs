@@ -22,6 +22,14 @@ impl Say {
         }
     }
 
+    /// Writes a remark that an operator should see.
+    pub(crate) fn warn(self, text: Arguments<'_>) {
+        match self {
+            Say::Terminal => terminal::note(text),
+            Say::Log => tracing::warn!("{text}"),
+        }
+    }
+
     /// Writes a remark.
     pub(crate) fn note(self, text: Arguments<'_>) {
         match self {

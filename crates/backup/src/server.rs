@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const QUERY: Duration = Duration::from_secs(60);
 /// Longest time of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(600);
-/// Lines of the server's log in an error.
+/// Lines of a program's output in an error.
 const LINES: usize = 8;
 
 /// Checks that a server can be started by this user.
@@ -31,18 +31,25 @@ pub(crate) fn may_start(to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the directory of the server's programs.
-pub(crate) fn programs(given: Option<&Path>, major: u32) -> Result<PathBuf, Failure> {
+/// Returns the directory of the server's programs that has `program`. `purpose`: the reason for which it is needed, for the error.
+pub(crate) fn programs(given: Option<&Path>, major: u32, program: &str, purpose: &str) -> Result<PathBuf, Failure> {
     let candidates = match given {
         Some(given) => vec![given.to_owned()],
         None => vec![format!("/usr/lib/postgresql/{major}/bin").into(), format!("/usr/pgsql-{major}/bin").into()],
     };
-    let found = candidates.iter().find(|bin| bin.join("postgres").is_file());
+    let found = candidates.iter().find(|bin| bin.join(program).is_file());
     let tried: Vec<String> = candidates.iter().map(|bin| bin.display().to_string()).collect();
     found.cloned().ok_or_else(|| {
-        Failure::environment(format!("--verify: no program postgres in {}", tried.join(" or ")))
+        Failure::environment(format!("{purpose}: no program {program} in {}", tried.join(" or ")))
             .advise(format!("--pg-bin names the directory with the programs of PostgreSQL {major}"))
     })
+}
+
+/// Returns the last lines of a program's output.
+pub(crate) fn last_lines(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&output[output.len().saturating_sub(64 << 10)..]).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
 /// A running server, killed on drop.
@@ -109,10 +116,7 @@ impl Server {
 
     /// Returns the last lines of the server's log.
     fn log(&self) -> String {
-        let text = fs::read(self.directory.join("log")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(64 << 10)..]).into_owned();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(LINES)..].join("\n")
+        last_lines(&fs::read(self.directory.join("log")).unwrap_or_default())
     }
 
     /// Waits for the end of recovery.
@@ -222,9 +226,7 @@ fn amcheck(server: &Server, bin: &Path, args: &RestoreArgs) -> Result<(), Failur
     let mut command = Command::new(&program);
     command.arg("--all").arg("-h").arg(&server.directory).args(["-p", &PORT.to_string(), "-U", &args.user]);
     let output = command.stdin(Stdio::null()).output().map_err(|error| Failure::path("run", &program, &error))?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    let last: Vec<&str> = said.lines().rev().take(LINES).collect();
-    let said = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+    let said = last_lines(&[output.stdout, output.stderr].concat());
     match output.status.code() {
         Some(0) => {
             terminal::line("pg_amcheck found no damage");

@@ -1,6 +1,6 @@
 //! `kingpost backup`: from a server to the archive, in pieces of bounded size.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,15 +10,17 @@ use config::Config;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use process::{Failure, StopSignals, terminal};
 use registry_client::Sources;
-use relay::{BackupEvent, BackupSession, BaseBackup, ServerAccess, SessionError};
+use relay::{BackupEvent, BackupSession, BaseBackup, Cause, ServerAccess, SessionError};
 use tokio::sync::mpsc;
 use watermark::Lsn;
-use wire::replication::BackupOptions;
+use wire::replication::{BackupOptions, INCREMENTAL_SINCE};
 
 use crate::args::TakeArgs;
 use crate::catalog::{Catalog, Counter, now, now_micros};
+use crate::chain::{self, Wanted};
 use crate::mark::{BEAT, Mark, State, is_dead};
 use crate::record::{NEEDED, Point, Record, Stream, is_number};
+use crate::restore::manifest_of;
 use crate::say::Say;
 use crate::size;
 
@@ -55,10 +57,11 @@ pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
     let runtime = process::control_runtime()?;
     let config = &runtime.block_on(with_nodes(config))?;
     let server = connect(config, args.from.as_deref())?;
+    let wanted = if args.incremental { Wanted::Incremental } else { Wanted::Full };
     let done = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
         tokio::select! {
-            done = run(config, args, server, None, Say::Terminal) => done.map(drop),
+            done = run(config, args, wanted, server, None, Say::Terminal) => done.map(drop),
             signal = stop.next() => Err(Failure::runtime(format!("{signal}: the backup is not there; the next one removes its rest"))),
         }
     });
@@ -144,6 +147,7 @@ pub(crate) fn primary(config: &Config, system: u64) -> Result<Option<(String, Ls
 pub(crate) async fn run(
     config: &Config,
     args: &TakeArgs,
+    wanted: Wanted,
     server: Server,
     turn: Option<u64>,
     say: Say,
@@ -151,6 +155,7 @@ pub(crate) async fn run(
     let Server { name, mut session } = server;
     let identity = Identity { system_id: session.system, segment_size: session.segment_size };
     let catalog = Catalog::open(&config.relay.archive, identity).await?;
+    let parent = parent(&catalog, &mut session, &name, wanted, say).await?;
     let mut random = [0; 4];
     getrandom::fill(&mut random).map_err(|error| Failure::environment(format!("no random bytes: {error}")))?;
     let (started, clock) = (now(), Instant::now());
@@ -176,19 +181,30 @@ pub(crate) async fn run(
     }
     let role = if standby { "standby" } else { "primary" };
     say.note(format_args!("backup {id} from {name} ({role}, PostgreSQL {version}) to {}", catalog.name()));
-    let options = BackupOptions { label: args.label.clone(), fast: !args.spread, max_rate: args.max_rate };
-    let begun = tokio::task::spawn_blocking(move || session.start(&options)).await;
-    let backup = begun.map_err(|error| Failure::runtime(error.to_string()))?;
-    let backup = backup.map_err(|error| {
-        Failure::runtime(error.to_string())
-            .advise("backups log in as relay.upstream.user, which needs the REPLICATION attribute")
-    })?;
+    let (backup, parent) = match start(&catalog, session, parent.as_ref(), args).await? {
+        Ok(backup) => (backup, parent),
+        // The reason may pass: summaries that are missing, a standby that has made no checkpoint since.
+        Err(error) if parent.is_some() && may_be_full(wanted, &error) => {
+            say.warn(format_args!("{error}: a full backup is taken in place of an incremental one"));
+            let (of, from) = (config.clone(), name.clone());
+            let again = tokio::task::spawn_blocking(move || connect(&of, Some(&from))).await;
+            let again = again.map_err(|error| Failure::runtime(error.to_string()))??.session;
+            if again.system != identity.system_id {
+                return Err(Failure::runtime(format!("{name} is of another cluster than a moment ago")));
+            }
+            (start(&catalog, again, None, args).await?.map_err(|error| refused(&error, None))?, None)
+        }
+        Err(error) => return Err(refused(&error, parent.as_ref())),
+    };
     let begun = backup.begun().clone();
     if begun.tablespaces.len() > MOST {
         return Err(Failure::runtime(format!("the server has more than {MOST} tablespaces")));
     }
     let mut record = Record::begin(&id, &name, &args.label, started, Point::from(begun.start));
     (record.standby, record.server_version, record.settings) = (standby, version, settings);
+    if let Some(parent) = &parent {
+        record.follow(parent);
+    }
 
     let (sender, mut reads) = mpsc::channel(1);
     let counter = Counter::default();
@@ -197,7 +213,9 @@ pub(crate) async fn run(
         .name("backup-read".into())
         .spawn(move || read(backup, &sender, &counted))
         .map_err(|error| Failure::environment(format!("cannot start a thread: {error}")))?;
-    let expected = begun.tablespaces.iter().try_fold(0_u64, |sum, of| Some(sum + of.size? * 1024));
+    // The server's estimate is that of whole files.
+    let sizes = begun.tablespaces.iter().try_fold(0_u64, |sum, of| Some(sum + of.size? * 1024));
+    let expected = sizes.filter(|_| parent.is_none());
     let progress = Progress::new(expected, Arc::clone(&counter), say);
     let mut work = FuturesUnordered::new();
     let mut tick = tokio::time::interval(Duration::from_secs(1));
@@ -245,9 +263,105 @@ pub(crate) async fn run(
     Ok(true)
 }
 
+/// Returns the backup to which the next one is to be incremental; None for a full one.
+async fn parent(
+    catalog: &Catalog,
+    session: &mut BackupSession,
+    name: &str,
+    wanted: Wanted,
+    say: Say,
+) -> Result<Option<Record>, Failure> {
+    if wanted == Wanted::Full {
+        return Ok(None);
+    }
+    let obstacle = match session.major() {
+        major if major < INCREMENTAL_SINCE => {
+            Some((format!("{name} is of PostgreSQL {major}"), format!("from {INCREMENTAL_SINCE} on")))
+        }
+        _ => {
+            let setting = session.show("summarize_wal").map_err(|error| Failure::runtime(error.to_string()))?;
+            (setting != "on").then(|| (format!("summarize_wal is {setting} on {name}"), "where it is on".into()))
+        }
+    };
+    if let Some((why, needed)) = obstacle {
+        let text = format!("{why}: a server makes incremental backups {needed}");
+        if wanted == Wanted::Incremental {
+            let advice = "set summarize_wal = on and reload the server, which can make the next backup after a full one incremental";
+            return Err(Failure::runtime(text).advise(advice));
+        }
+        say.warn(format_args!("{text}; a full one is taken"));
+        return Ok(None);
+    }
+    let (records, timelines) = (catalog.records().await?, catalog.timelines().await?);
+    let server = Point { lsn: session.position, timeline: session.timeline };
+    let chosen = chain::parent(&records, &timelines, server, wanted, now()).cloned();
+    if chosen.is_none() && wanted == Wanted::Incremental {
+        let most = chain::MOST;
+        return Err(Failure::runtime(format!(
+            "the archive {} has no backup that an incremental one of {name} can follow: one of its history, behind fewer than {most} others",
+            catalog.name()
+        ))
+        .advise("take a full backup: without --incremental"));
+    }
+    Ok(chosen)
+}
+
+/// Starts the backup, after the manifest of its parent was sent. The inner error is the server's.
+async fn start(
+    catalog: &Catalog,
+    mut session: BackupSession,
+    parent: Option<&Record>,
+    args: &TakeArgs,
+) -> Result<Result<BaseBackup, SessionError>, Failure> {
+    let options = BackupOptions {
+        label: args.label.clone(),
+        fast: !args.spread,
+        max_rate: args.max_rate,
+        incremental: parent.is_some(),
+    };
+    let manifest =
+        parent.map(|parent| Ok::<_, Failure>((manifest_of(catalog, parent)?, parent.id.clone()))).transpose()?;
+    let started = tokio::task::spawn_blocking(move || {
+        if let Some((mut reader, id)) = manifest {
+            let mut manifest = Vec::new();
+            let read = reader.read_to_end(&mut manifest);
+            read.map_err(|error| Failure::runtime(format!("cannot read the manifest of the backup {id}: {error}")))?;
+            if let Err(error) = session.upload_manifest(&manifest) {
+                return Ok(Err(error));
+            }
+        }
+        Ok(session.start(&options))
+    });
+    started.await.map_err(|error| Failure::runtime(error.to_string()))?
+}
+
+/// True if a full backup may take the place of an incremental one that the server refuses.
+fn may_be_full(wanted: Wanted, error: &SessionError) -> bool {
+    matches!(wanted, Wanted::FullEvery(_)) && matches!(error.cause, Cause::Refused { .. })
+}
+
+fn refused(error: &SessionError, parent: Option<&Record>) -> Failure {
+    let failure = Failure::runtime(error.to_string());
+    match parent {
+        None => failure.advise("backups log in as relay.upstream.user, which needs the REPLICATION attribute"),
+        Some(parent) => failure.advise(format!(
+            "a backup incremental to {} needs the server's WAL summaries from its start on (wal_summary_keep_time); without --incremental it is full",
+            parent.id
+        )),
+    }
+}
+
 /// Writes the record, unless somebody has begun to remove the backup: a cleaner writes its mark first and looks for the record then.
 async fn finish(catalog: &Catalog, id: &BackupId, record: &Record) -> Result<(), Failure> {
     catalog.put_record(id, record).await?;
+    if let Some(parent) = record.parent.as_deref().and_then(BackupId::parse)
+        && !catalog.has_record(&parent).await?
+    {
+        catalog.remove_record(id).await?;
+        return Err(Failure::runtime(format!(
+            "the backup {parent} was removed while {id} was made, which is incremental to it"
+        )));
+    }
     if catalog.mark(id).await?.is_none_or(|mark| mark.state == State::Removing) {
         catalog.remove_record(id).await?;
         return Err(taken_for_dead(id));
@@ -302,8 +416,9 @@ async fn report(catalog: &Catalog, record: &Record, args: &TakeArgs, clock: Inst
         terminal::raw("\n");
     } else {
         say.line(format_args!(
-            "backup {}: {} in {} files of the archive's format take {}, {:.1} s; WAL from {} to {}",
+            "backup {}{}: {} in {} files of the archive's format take {}, {:.1} s; WAL from {} to {}",
             record.id,
+            record.parent.as_ref().map(|parent| format!(", incremental to {parent}")).unwrap_or_default(),
             size(record.bytes()),
             record.streams.len(),
             size(record.stored),

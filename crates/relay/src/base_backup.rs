@@ -16,6 +16,8 @@ use crate::upstream::parse_size;
 const CHECKPOINT: Duration = Duration::from_secs(3600);
 /// Longest time without a message.
 const SILENCE: Duration = Duration::from_secs(600);
+/// Bytes of a manifest in one message.
+const UPLOADED: usize = 64 << 10;
 /// Most tablespaces of a cluster.
 const MOST_TABLESPACES: usize = 4096;
 
@@ -137,6 +139,15 @@ impl BackupSession {
         crate::shared::major(self.session.server_version())
     }
 
+    /// Sends the manifest of an earlier backup, to which the backup that is started next is incremental.
+    ///
+    /// # Errors
+    /// The server refuses the manifest, or fails.
+    pub fn upload_manifest(&mut self, manifest: &[u8]) -> Result<(), SessionError> {
+        self.session.set_patience(SILENCE, SILENCE)?;
+        upload(&mut self.session, manifest).map_err(|cause| self.session.failed(cause))
+    }
+
     /// Starts a base backup; returns after the server's checkpoint.
     ///
     /// # Errors
@@ -153,6 +164,18 @@ impl BackupSession {
             Err(cause) => Err(self.session.failed(cause)),
         }
     }
+}
+
+fn upload(session: &mut Session, manifest: &[u8]) -> Result<(), Cause> {
+    const COMMAND: &str = "UPLOAD_MANIFEST";
+    session.send(|out| message::query(out, COMMAND))?;
+    while session.message(COMMAND)?.0 != b'G' {}
+    for piece in manifest.chunks(UPLOADED) {
+        session.send(|out| message::message(out, b'd', |out| out.extend_from_slice(piece)))?;
+    }
+    session.send(|out| message::empty(out, b'c'))?;
+    while session.message(COMMAND)?.0 != b'Z' {}
+    Ok(())
 }
 
 fn begin(session: &mut Session, command: &str) -> Result<Begun, Cause> {

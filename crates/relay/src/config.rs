@@ -71,6 +71,9 @@ use ::archive::config::ArchiveConfig;
         /// Time back to which every moment stays restorable: earlier backups and earlier WAL are removed after each backup by schedule. "0s": nothing
         /// is removed.
         pub keep: Duration = Duration::ZERO, example(r#""14d""#);
+        /// Time from the start of a full backup to the start of the next full one. Those in between are incremental, where the server can: PostgreSQL 17
+        /// and later, with summarize_wal = on. "0s": every backup is full.
+        pub full_every: Duration = Duration::ZERO, example(r#""7d""#);
         /// Name of the node that gives the backup. "": a standby that answers, else the primary.
         pub from: String = String::new();
         /// Most bytes that the server sends in a second: 32 KiB to 1 GiB. 0: no limit.

@@ -15,6 +15,9 @@ use super::{Rows, read_position};
 /// Longest name of an archive or path of a tablespace in a message, in bytes.
 const MAX_NAME: usize = 4096;
 
+/// First major version with incremental backups.
+pub const INCREMENTAL_SINCE: u32 = 17;
+
 /// Slowest and fastest rate that servers accept, in kB/s.
 pub const RATES: std::ops::RangeInclusive<u32> = 32..=1_048_576;
 
@@ -27,6 +30,8 @@ pub struct BackupOptions {
     pub fast: bool,
     /// Limit of the server's rate, in kB/s: of [`RATES`].
     pub max_rate: Option<u32>,
+    /// True for the blocks alone that changed since the backup whose manifest was uploaded before ([`INCREMENTAL_SINCE`]).
+    pub incremental: bool,
 }
 
 impl BackupOptions {
@@ -38,9 +43,10 @@ impl BackupOptions {
         if version >= 15 {
             let checkpoint = if self.fast { "fast" } else { "spread" };
             let rate = self.max_rate.map(|rate| format!(", MAX_RATE {rate}")).unwrap_or_default();
+            let incremental = if self.incremental { ", INCREMENTAL" } else { "" };
             return format!(
                 "BASE_BACKUP (LABEL '{label}', PROGRESS true, CHECKPOINT '{checkpoint}', WAIT false, TABLESPACE_MAP true, \
-                 MANIFEST 'yes', MANIFEST_CHECKSUMS 'CRC32C'{rate})"
+                 MANIFEST 'yes', MANIFEST_CHECKSUMS 'CRC32C'{rate}{incremental})"
             );
         }
         let fast = if self.fast { " FAST" } else { "" };
@@ -142,8 +148,11 @@ mod tests {
 
     #[test]
     fn a_command_in_both_syntaxes() {
-        let options = BackupOptions { label: "it's".into(), fast: true, max_rate: Some(1024) };
-        let slow = BackupOptions { label: "l".into(), fast: false, max_rate: None };
+        let options = BackupOptions { label: "it's".into(), fast: true, max_rate: Some(1024), incremental: false };
+        let slow = BackupOptions { label: "l".into(), fast: false, max_rate: None, incremental: false };
+        let incremental = BackupOptions { incremental: true, ..options.clone() };
+        let command = incremental.command(INCREMENTAL_SINCE);
+        assert!(command.ends_with("MAX_RATE 1024, INCREMENTAL)"), "{command}");
         for (options, version, expected) in [
             (&options, 14, "BASE_BACKUP LABEL 'it''s' PROGRESS FAST NOWAIT MAX_RATE 1024 TABLESPACE_MAP"),
             (&slow, 13, "BASE_BACKUP LABEL 'l' PROGRESS NOWAIT TABLESPACE_MAP MANIFEST 'yes'"),

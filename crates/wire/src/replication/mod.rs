@@ -25,7 +25,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use backup::{BackupMessage, BackupOptions, BackupPoint, BackupTablespace, RATES};
+pub use backup::{BackupMessage, BackupOptions, BackupPoint, BackupTablespace, INCREMENTAL_SINCE, RATES};
 pub use command::{Command, CommandError, MAX_COMMAND, Order, is_slot_name};
 pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
 pub use stream::{
