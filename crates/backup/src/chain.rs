@@ -172,9 +172,11 @@ pub(crate) mod tests {
             assert_eq!(chosen, expected, "{server} {wanted:?}");
         }
         let mut long = vec![full];
-        for n in 2..=u32::try_from(MOST).unwrap() {
+        // The full one has the number 10.
+        for n in 11..10 + u32::try_from(MOST).unwrap() {
             long.push(record(n, 1, 0x1000 * u64::from(n), long.last()));
         }
+        assert_eq!(long.len(), MOST);
         let server = at(1, u64::MAX);
         assert_eq!(parent(&long, &timelines, server, Wanted::Incremental, 0), None, "no room");
         long.pop();
