@@ -117,7 +117,7 @@ pub(crate) struct Side {
     pub(crate) after: Option<i64>,
     /// Time of its last commit; None without a commit.
     pub(crate) until: Option<i64>,
-    /// Its restore points, in the order of the WAL.
+    /// Restore points behind `from`, in the order of the WAL.
     pub(crate) points: Vec<(String, Lsn)>,
 }
 
