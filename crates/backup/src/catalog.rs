@@ -88,6 +88,8 @@ impl Catalog {
         for id in ids {
             records.extend(self.record(&id).await?);
         }
+        // Names of the same second have no order.
+        records.sort_by_key(|record| record.ended_micros);
         Ok(records)
     }
 
