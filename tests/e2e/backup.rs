@@ -185,8 +185,10 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     let config = config(&cluster, &archive, &[primary, replica]);
     let said = done(&config, &["backup"]);
     assert!(said.contains("(standby, PostgreSQL"), "{said}");
-    let point =
-        async |node: &Node, name: &str| node.execute(&format!("SELECT pg_create_restore_point('{name}')")).await;
+    // With a transaction id the commit is flushed, and the restore point with it.
+    let point = async |node: &Node, name: &str| {
+        node.execute(&format!("SELECT pg_create_restore_point('{name}'), txid_current()")).await;
+    };
     point(primary, "early").await;
     primary.execute("INSERT INTO t VALUES ('common')").await;
     let common = lsn(primary).await;
