@@ -83,7 +83,7 @@ enum Act {
     Create,
     Update,
     Delete,
-    /// Of all instances of a service at one host.
+    /// Deregistration of all instances of a service at one host.
     DeleteHost,
     IsolateHost,
 }
