@@ -67,6 +67,42 @@ async fn a_pool_with_clients_has_its_least_number_of_connections_and_one_without
     cluster.wait("no connection", async || (open(USER).await == "0").then_some(())).await;
 }
 
+/// A replica whose weight becomes 0 loses its idle connections, long before server_idle_timeout; the primary keeps its own.
+#[tokio::test]
+async fn a_replica_without_a_weight_is_left() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let client = connect(&kingpost, USER, "", DATABASE).await;
+    const WHERE: &str = "/* kingpost.route=replica */ SELECT pg_is_in_recovery()";
+    let open = async |node: &kingpost_tests::Node| {
+        node.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'kingpost' AND usename = 'alice'")
+            .await
+    };
+    cluster
+        .wait("a read on the replica", async || {
+            let on_replica = value(&client, WHERE).await == "t";
+            on_replica.then_some(())
+        })
+        .await;
+    value(&client, "/* kingpost.route=primary */ SELECT 7").await;
+    assert_ne!(open(cluster.replica(0)).await, "0");
+    let nodes = [cluster.primary(), cluster.replica(0)].map(|node| {
+        let mut table = toml::Table::new();
+        table.insert("name".into(), node.name().into());
+        table.insert("address".into(), format!("127.0.0.1:{}", node.port()).into());
+        table.insert("weight".into(), i64::from(node.port() == cluster.primary().port()).into());
+        toml::Value::Table(table)
+    });
+    kingpost.reload_and_wait("cluster.nodes", nodes.to_vec()).await;
+    cluster.wait("no connection", async || (open(cluster.replica(0)).await == "0").then_some(())).await;
+    assert_ne!(open(cluster.primary()).await, "0");
+    assert_eq!(value(&client, WHERE).await, "f");
+}
+
 #[tokio::test]
 async fn time_limits_and_modes_are_those_of_the_user_before_those_of_the_database() {
     if only_kingpost() {

@@ -266,6 +266,8 @@ const OTHER_ROLE: &str = "the configuration gives sessions of this database anot
 
 /// Number of idle connections that are searched for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
+/// Longest time that an idle connection stays open to a replica of weight 0.
+const LEFT_IDLE: Duration = Duration::from_secs(1);
 /// Clients that a worker serves before it hands a connection to another worker that waits.
 pub(in crate::core) const KEEP: u32 = 16;
 
@@ -1254,6 +1256,14 @@ impl Core {
         self.effects.push(Effect::Close { token: server.token, last });
     }
 
+    /// Returns the longest time that an idle connection to a node stays open. Whoever drains a replica, which has no weight then, waits until its sessions
+    /// have ended.
+    fn idle_timeout(&self, node: NodeId) -> Option<Duration> {
+        let is_left = self.view.node(node).is_some_and(|node| node.role == Role::Replica && node.weight == 0);
+        let usual = self.settings.server_idle_timeout;
+        if is_left { Some(usual.unwrap_or(LEFT_IDLE).min(LEFT_IDLE)) } else { usual }
+    }
+
     /// Closes connections that are too old, were idle for too long, or are not logged in within the time limit.
     pub(in crate::core) fn expire_servers(&mut self) {
         let mut late = Vec::new();
@@ -1264,7 +1274,7 @@ impl Core {
                 ServerPhase::Ready if server.listener => {}
                 ServerPhase::Ready if server.is_idle() => {
                     let pool = &self.pools[server.pool];
-                    let idle_timeout = self.settings.server_idle_timeout;
+                    let idle_timeout = self.idle_timeout(server.node);
                     if server.is_aged(pool.database.server_lifetime, self.now) || pool.is_template() {
                         late.push(s);
                     } else if idle_timeout.is_some_and(|limit| over(server.idle_since, limit, self.now)) {
