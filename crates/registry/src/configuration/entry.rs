@@ -210,6 +210,8 @@ pub enum Expected {
     Anything,
     /// The current content has this MD5.
     Md5(String),
+    /// The current content has this MD5, or there is no entry: Nacos' condition.
+    Md5OrAbsent(String),
     /// The current row has this revision; 0: there is no entry.
     Revision(Revision),
 }

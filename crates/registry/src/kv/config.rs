@@ -106,7 +106,8 @@ impl Rows {
     fn check(&self, key: &ConfigKey, expected: &Expected) -> Result<(), ConfigError> {
         match expected {
             Expected::Anything => Ok(()),
-            Expected::Md5(expected) => {
+            Expected::Md5OrAbsent(_) if self.current.is_none() => Ok(()),
+            Expected::Md5(expected) | Expected::Md5OrAbsent(expected) => {
                 let found = self.current.as_ref().map_or("", |entry| &entry.md5);
                 if found == expected {
                     return Ok(());

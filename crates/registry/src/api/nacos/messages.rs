@@ -209,7 +209,7 @@ impl Message {
             secret: config::is_secret(&key, &said("config_tags").unwrap_or_default()),
             cipher_key: said("encryptedDataKey"),
         };
-        let expected = self.cas_md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5);
+        let expected = self.cas_md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5OrAbsent);
         let gray = config::audience(&said("betaIps").unwrap_or_default(), &said("tag").unwrap_or_default())?;
         Ok(Asked::ConfigPublish { namespace, key, new: Box::new(new), expected, gray })
     }

@@ -310,7 +310,7 @@ impl Call<'_> {
         };
         let expected = match self.said("casMd5") {
             "" => Expected::Anything,
-            md5 => Expected::Md5(md5.to_owned()),
+            md5 => Expected::Md5OrAbsent(md5.to_owned()),
         };
         let audience = audience(self.said("betaIps"), self.fields.text("tag"))?;
         self.configs.publish(&key, &new, &expected, &audience).await?;
