@@ -318,6 +318,10 @@ fn golden_messages() {
             &["k.toml:4:18: registry.kv.value_bytes: found 1048577, in TiKV at most 1048576"],
         ),
         (
+            "[registry]\nauth = \"none\"\nstore = \"tikv://pd/p\"\nconfig.content_bytes = 1048577\n",
+            &["k.toml:4:24: registry.config.content_bytes: found 1048577, in TiKV at most 1048576"],
+        ),
+        (
             "[registry]\nnode = \"n\"\n[[registry.tokens]]\nname = \"a\"\nsha256 = \"s3cret\"\nrole = \"read\"\nnamespaces = []\n",
             &[
                 "k.toml:5:10: registry.tokens[0].sha256: expected 64 hexadecimal digits, as `kingpost registry token` prints them",

@@ -78,9 +78,14 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
         );
     }
     let most = ::registry::store::TIKV_MOST_VALUE;
-    if store.starts_with("tikv://") && registry.kv.value_bytes > most {
-        let found = registry.kv.value_bytes;
-        findings.error("registry.kv.value_bytes", format!("found {found}, in TiKV at most {most}"));
+    let sizes = [
+        ("registry.kv.value_bytes", registry.kv.value_bytes),
+        ("registry.config.content_bytes", registry.config.content_bytes),
+    ];
+    for (key, found) in sizes {
+        if store.starts_with("tikv://") && found > most {
+            findings.error(key, format!("found {found}, in TiKV at most {most}"));
+        }
     }
     if registry.node.is_empty() {
         findings.error("registry.node", "found \"\", expected a name");

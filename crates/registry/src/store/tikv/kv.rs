@@ -17,8 +17,10 @@ use super::{COLLECT_BATCHES, COLLECTING, PAGE, PATIENCE, STORE, committed_as, co
 use crate::error::StoreError;
 use crate::model::Revision;
 
-/// Maximum size of a key's value in TiKV. TiKV accepts 8 MB in one log entry, including all overhead.
+/// Maximum size of a key's value, and of a configuration entry's content, in TiKV. TiKV accepts 8 MB in one log entry, including all overhead.
 pub const TIKV_MOST_VALUE: usize = 1 << 20;
+/// Maximum size of a row's value: a configuration entry has a line beside its content, with description, tags and a key.
+const LARGEST_ROW: usize = TIKV_MOST_VALUE + (64 << 10);
 
 /// Rows of one request: with the largest values they stay below the client's limit of 64 MiB for one answer.
 const ROWS: usize = 48;
@@ -163,8 +165,8 @@ impl TiKvKv {
         ];
         for row in &rows {
             let columns = row.columns();
-            if columns.value.len() > TIKV_MOST_VALUE {
-                let reason = format!("a value of {} bytes; in TiKV the most is {TIKV_MOST_VALUE}", columns.value.len());
+            if columns.value.len() > LARGEST_ROW {
+                let reason = format!("a value of {} bytes; in TiKV the most is {LARGEST_ROW}", columns.value.len());
                 return Err(StoreError::unavailable(STORE, "commit", reason));
             }
             let key = self.keys.kv_row(&columns.namespace, columns.kind, &columns.name);
