@@ -148,8 +148,10 @@ pub struct Operator {
 pub struct Lanes {
     /// Most statements in one lane.
     pub depth: usize,
-    /// Lanes per worker, pool and node, before statements share one.
+    /// Least number of lanes per worker, pool and node before statements share one.
     pub width: usize,
+    /// Most lanes before statements share one.
+    pub most_width: usize,
     /// Statements of a shape that usually takes this long do not share a connection.
     pub slow: Duration,
     /// Run time of a statement after which the statements behind it are sent elsewhere.
@@ -596,6 +598,7 @@ impl Settings {
             lanes: Lanes {
                 depth: config.pool.lane_depth.max(1),
                 width: config.pool.lane_width.max(1),
+                most_width: config.pool.lane_width_most.max(config.pool.lane_width),
                 slow: config.pool.lane_stall / 4,
                 stall: config.pool.lane_stall,
                 gather: config.pool.lane_gather,

@@ -80,7 +80,7 @@ impl World {
         let config = ProxyConfig {
             auth: AuthMethod::Trust,
             routing: RoutingConfig { consistency: Consistency::Session, ..RoutingConfig::default() },
-            pool: PoolConfig { lane_width: 1, ..PoolConfig::default() },
+            pool: PoolConfig { lane_width: 1, lane_width_most: 1, ..PoolConfig::default() },
             tracing,
             ..ProxyConfig::default()
         };

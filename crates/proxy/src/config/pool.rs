@@ -64,8 +64,11 @@ use settings::{Limit, OrNever};
         pub lanes: LaneMode = LaneMode::Auto;
         /// Most statements on one shared connection at a time.
         pub lane_depth: usize = 16, range(1, 256);
-        /// Connections that each worker uses for one database and user on one node before statements share them.
+        /// Connections that each worker uses for one database and user on one node before statements share them: the least number.
         pub lane_width: usize = 2, range(1, 1_000);
+        /// The greatest such number. Up to it, workers try twice and half as many from time to time while statements wait behind others, and keep
+        /// what answers more of them. With lane_width or less, the number is fixed.
+        pub lane_width_most: usize = 64, range(1, 1_000);
         /// Run time after which a statement on a shared connection has it to itself. A read shares a connection only if it usually takes less than a
         /// quarter of this.
         pub lane_stall: Duration = Duration::from_millis(20);

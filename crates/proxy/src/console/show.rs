@@ -699,6 +699,7 @@ impl Scene<'_> {
             ("admitted", Number),
             ("running_us", Number),
             ("state", Text),
+            ("width", Number),
         ]);
         for report in self.reports {
             for server in &report.servers {
@@ -715,6 +716,7 @@ impl Scene<'_> {
                     u64::from(lane.admitted).into(),
                     running.into(),
                     if lane.closed { "closed" } else { "open" }.into(),
+                    lane.width.into(),
                 ]);
             }
         }

@@ -266,6 +266,8 @@ pub struct LaneReport {
     pub statements: usize,
     /// Number of statements admitted since the connection was last free.
     pub admitted: u32,
+    /// Number of lanes that a worker has for the pool and node before statements share them.
+    pub width: usize,
     /// Start of the front statement.
     pub since: Instant,
     /// True if no more statements are admitted.

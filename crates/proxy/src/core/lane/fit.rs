@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn quick_statements_have_more_seats() {
         let (slow, stall) = (Duration::from_millis(5), Duration::from_millis(20));
-        let lanes = Lanes { depth: 16, width: 2, slow, stall, gather: Duration::ZERO, bytes: 1 };
+        let lanes = Lanes { depth: 16, width: 2, most_width: 2, slow, stall, gather: Duration::ZERO, bytes: 1 };
         let cases = [(0, 16), (100, 16), (312, 16), (500, 10), (2_500, 2), (4_999, 1), (u32::MAX, 1)];
         for (micros, expected) in cases {
             assert_eq!(seats_for(micros, &lanes), expected, "{micros}");

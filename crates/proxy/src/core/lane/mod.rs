@@ -27,17 +27,20 @@ use wire::{Sqlstate, message};
 
 mod cost;
 mod fit;
+mod width;
 
 use self::cost::{Costs, Fit};
 use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
+use self::width::Bounds;
 use crate::core::memory::Token;
 use crate::core::pool::{KEEP, NodeRequest};
 use crate::core::prepared::{Statement, Undo, Unnamed};
-use crate::core::server::{LastWord, Note, Request, SentAs, ServerPhase};
+use crate::core::server::{LastWord, Note, Request, SentAs, Server, ServerPhase};
 use crate::core::session::{At, Attempts, Phase, error};
 use crate::core::{Core, DRAINING, Effect, over};
 
 pub(in crate::core) use self::fit::is_plain;
+pub(in crate::core) use self::width::{LaneWidth, Tally};
 use crate::config::PoolMode;
 use crate::core::report::LaneReport;
 
@@ -102,11 +105,12 @@ impl Lane {
         self.since = now;
     }
 
-    /// Returns the lane's state for the console; `None` if the connection is no lane.
-    pub(in crate::core) fn report(&self) -> Option<LaneReport> {
+    /// Returns the lane's state for the console; `None` if the connection is no lane. `width`: of the lanes to this node.
+    fn report(&self, width: usize) -> Option<LaneReport> {
         (!self.is_empty()).then_some(LaneReport {
             statements: self.seats.len(),
             admitted: self.admitted,
+            width,
             since: self.since,
             closed: self.closed,
         })
@@ -174,10 +178,11 @@ impl Core {
         let idle = place.idle.iter().rposition(|&s| self.servers[s].params.is(wanted));
         let open = place.lanes.iter().enumerate().filter(|&(_, &s)| self.is_open(c, s));
         let open = open.map(|(position, &s)| (position, self.servers[s].lane.seats.len()));
-        let s = match pick(open, place.lanes.len(), idle.is_some(), seats, self.settings.lanes.width) {
+        let width = place.budget.lane_width().get(self.lane_bounds(place.budget.size()));
+        let s = match pick(open, place.lanes.len(), idle.is_some(), seats, width) {
             Pick::Join(position) => {
                 let s = place.lanes[position];
-                if place.lanes.len() < self.settings.lanes.width {
+                if place.lanes.len() < width {
                     if !place.idle.is_empty() {
                         // An idle connection with other parameters can be set to this client's, and become the next
                         // lane.
@@ -200,6 +205,18 @@ impl Core {
         };
         self.take_seat(c, s, unit);
         true
+    }
+
+    /// Returns the limits of the width for a pool that may have `connections` to the node.
+    fn lane_bounds(&self, connections: usize) -> Bounds {
+        let (least, most) = (self.settings.lanes.width, self.settings.lanes.most_width);
+        Bounds { least, most: most.min(connections.div_ceil(self.shared.workers.max(1))) }
+    }
+
+    /// Returns the report on a lane; `None` if the connection is none.
+    pub(in crate::core) fn lane_report(&self, server: &Server) -> Option<LaneReport> {
+        let budget = &self.pools.get(server.pool)?.nodes.get(usize::from(server.node.0))?.budget;
+        server.lane.report(budget.lane_width().get(self.lane_bounds(budget.size())))
     }
 
     /// True if this client's unit can be sent behind the units in this lane.
@@ -235,7 +252,8 @@ impl Core {
     fn take_seat(&mut self, c: usize, s: usize, unit: &[u8]) {
         let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
         debug_assert!(client.at == At::Nobody);
-        if server.lane.is_empty() {
+        let behind = !server.lane.is_empty();
+        if !behind {
             server.client = Some(c);
             server.lane.since = self.now;
         }
@@ -243,7 +261,9 @@ impl Core {
         server.lane.seats.push_back(Seat { client: Some(c), key: client.unit.key });
         let pool = &mut self.pools[server.pool];
         pool.totals.assignments += 1;
-        pool.nodes[usize::from(server.node.0)].seated += 1;
+        let place = &mut pool.nodes[usize::from(server.node.0)];
+        place.seated += 1;
+        place.lane_tally.entered(behind);
         if !server.dirty {
             self.metrics.lane_batches.add(1);
         }
@@ -377,7 +397,12 @@ impl Core {
             self.effects.push(Effect::Resume(server.token));
         }
         let idle = server.protocol.status() == message::Status::Idle;
-        self.pools[p].nodes[n].seated -= 1;
+        let bounds = self.lane_bounds(self.pools[p].nodes[n].budget.size());
+        let place = &mut self.pools[p].nodes[n];
+        place.seated -= 1;
+        if place.lane_tally.answered(place.lanes.len()) {
+            place.budget.lane_width().tell(&mut place.lane_tally, bounds, self.now);
+        }
         self.lanes.costs.note(seat.key, micros(elapsed), bytes);
         if elapsed >= self.settings.lanes.stall / 2 {
             self.lanes.costs.strike(seat.key, self.now);

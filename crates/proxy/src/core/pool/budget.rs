@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use topology::NodeId;
 
 use super::PoolKey;
+use crate::core::lane::LaneWidth;
 use crate::settings::ConnectionLimits;
 
 /// Most workers, which is the number of bits in a set.
@@ -30,6 +32,8 @@ pub(crate) struct Budget {
     starving: Workers,
     /// Workers that had idle connections at the end of their last turn.
     idle: Workers,
+    /// The number of connections that statements share.
+    lane_width: LaneWidth,
 }
 
 /// The number of limits that a pool shares with others: of its user, its database, its node.
@@ -206,6 +210,7 @@ impl Budget {
             number,
             starving: Workers::none_of(workers),
             idle: Workers::none_of(workers),
+            lane_width: LaneWidth::new(Instant::now()),
         };
         budget.set_limits(limits);
         budget
@@ -257,8 +262,13 @@ impl Budget {
         self.governed.load(Ordering::Relaxed) || self.above[OF_NODE].wanted.load(Ordering::Relaxed) & PRESSED != 0
     }
 
+    /// Returns the width of the pool's lanes.
+    pub(in crate::core) fn lane_width(&self) -> &LaneWidth {
+        &self.lane_width
+    }
+
     /// Returns the number of connections that the pool may have without its reserve.
-    pub(super) fn size(&self) -> usize {
+    pub(in crate::core) fn size(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 

@@ -19,6 +19,7 @@ use topology::{Address, NodeId, Role};
 use wire::Sqlstate;
 
 use crate::config::PoolMode;
+use crate::core::lane::Tally;
 use crate::core::memory::{Kind, Token};
 use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
@@ -121,6 +122,8 @@ pub(in crate::core) struct PoolNode {
     pub lanes: Vec<usize>,
     /// Number of units in those lanes.
     pub seated: usize,
+    /// Counts of those units that the other workers do not know yet.
+    pub lane_tally: Tally,
     /// Time of the next attempt after a failure.
     pub retry_at: Option<Instant>,
     pub failures: u32,
@@ -469,6 +472,7 @@ impl Core {
                 busy: 0,
                 lanes: Vec::new(),
                 seated: 0,
+                lane_tally: Tally::default(),
                 retry_at: None,
                 failures: 0,
                 failed: None,

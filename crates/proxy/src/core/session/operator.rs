@@ -375,7 +375,7 @@ impl Core {
             replication: server.tunnel.as_ref().map_or("none", |tunnel| tunnel.replication.name()),
             buffered: (server.input.len(), server.output.len()),
             fd: None,
-            lane: server.lane.report(),
+            lane: self.lane_report(server),
             prepared: server.statements.ids().collect(),
             application: client.and_then(|c| c.params.get("application_name").cloned()).unwrap_or_default(),
             address: None,

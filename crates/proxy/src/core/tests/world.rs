@@ -257,6 +257,7 @@ impl World {
             settings.lanes = Lanes {
                 depth: 1 + random.below(8),
                 width: 1 + random.below(2),
+                most_width: 3,
                 slow: long,
                 stall: *random.pick(&[long, long, Duration::from_millis(700)]),
                 gather: Duration::ZERO,
