@@ -24,7 +24,7 @@ FEW = 0.02
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
     traced.require_strace()
-    chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "kingpost-uring", "pgbouncer"])
+    chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "kingpost-epoll", "pgbouncer"])
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-calls", ""
     with Cluster(pg_bin, workspace, CLIENTS + options.pool + 50, options.sockets) as cluster:
         cluster.load_pgbench(20, 300)

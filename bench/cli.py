@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import binlog, calls, gate, neighbour, plan, plot, report, scale, strong, tikv, unavailable, wal, workers
+from bench import binlog, calls, gate, lanes, neighbour, plan, plot, report, scale, strong, tikv, unavailable, wal, workers
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only binlog` (binlog/2.5, receivers/4) a relay for MariaDB beside its semi-synchronous replica, `--only mysql` (mysql/2.5) the same for MySQL, `--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only calls` system calls a transaction, `--only scale` how the cost of a read grows, `--only tikv` timestamps of PD: each in tables of their own.",
+        "`--only binlog` (binlog/2.5, receivers/4) a relay for MariaDB beside its semi-synchronous replica, `--only mysql` (mysql/2.5) the same for MySQL, `--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only calls` system calls a transaction, `--only scale` how the cost of a read grows, `--only lanes` shared server connections before servers of several kinds, `--only tikv` timestamps of PD: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -113,12 +113,13 @@ OF_THEIR_OWN = {
     "workers": "kingpost, kingpost-*",
     "calls": "kingpost, kingpost-*, pgbouncer-*",
     "scale": "kingpost, kingpost-*, pgbouncer-*",
+    "lanes": ", ".join(lanes.ARMS),
     "tikv": ", ".join(tikv.ARMS),
 }
 
 
 # Of these, those that have no cases: their names are all that `--only` says.
-WITHOUT_CASES = {"slow-neighbour": neighbour, "workers": workers, "calls": calls, "scale": scale}
+WITHOUT_CASES = {"slow-neighbour": neighbour, "workers": workers, "calls": calls, "scale": scale, "lanes": lanes}
 
 
 def _only(options, families):

@@ -13,7 +13,7 @@ START_SECONDS = 10
 
 
 class Network:
-    """Links that take time. The forwarder is compiled: one in Python would cost more than what is measured."""
+    """Links and servers that take time. The forwarder is compiled: one in Python would cost more than what is measured."""
 
     def __init__(self, workspace):
         rustc = shutil.which("rustc")
@@ -38,6 +38,12 @@ class Network:
     def link(self, port, seconds):
         """Yields the port of a way to `port`, on which everything takes so long in each direction."""
         with self._forward("delay", port, round(seconds * 1e6)) as way:
+            yield way
+
+    @contextmanager
+    def model(self, port, seconds):
+        """Yields the port of a model of a server with a core for each connection, in front of the one on `port`: each statement takes so long."""
+        with self._forward("model", port, round(seconds * 1e6)) as way:
             yield way
 
     @contextmanager

@@ -29,7 +29,7 @@ TRAFFIC_RULES = (
 )
 # Our own with other settings than its defaults: keys of [proxy] and of [proxy.pool], and tables behind them, as TOML.
 KINGPOST_VARIANTS = {
-    "kingpost-uring": (('driver = "io_uring"',), ()),
+    "kingpost-epoll": (('driver = "epoll"',), ()),
     "kingpost-unnamed": ((), ('unnamed = "shared"',)),
     "kingpost-traffic": ((), TRAFFIC_RULES),
 }
@@ -387,7 +387,7 @@ class Inventory:
                 inventory.missing[name] = "not built: cargo build --release" if built else "no such file"
                 continue
             peer = inventory.found[name] = KINDS[kind](workspace.adopt(path, name))
-            # Also of another binary: kingpost-uring-before.
+            # Also of another binary: kingpost-epoll-before.
             variant = next((of for of in KINGPOST_VARIANTS if f"{name}-".startswith(f"{of}-")), None)
             if variant:
                 peer.proxy_settings, peer.pool_settings = KINGPOST_VARIANTS[variant]
