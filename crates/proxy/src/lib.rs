@@ -485,7 +485,11 @@ fn rings(driver: Driver) -> bool {
         return false;
     }
     match driver::ring::probe() {
-        Ok(()) => true,
+        Ok(gathers) if driver == Driver::Auto && !gathers => {
+            tracing::info!("this kernel's io_uring lets no completions gather, as that of Linux 6.12 does: epoll");
+            false
+        }
+        Ok(_) => true,
         Err(error) if driver == Driver::Auto => {
             tracing::info!(%error, "the system lets us have no io_uring: epoll");
             false

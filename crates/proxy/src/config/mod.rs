@@ -35,10 +35,10 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         pub listen: Vec<Listen> = vec![Listen::at("127.0.0.1:6432")], of(Kind::TextsOrTables(ListenTable::KEYS)), at_start();
         /// Worker threads, at most 256; 0 means one a core.
         pub workers: usize = 0, range(0, 256), at_start();
-        /// Interface by which workers wait: "epoll"; "io_uring", one system call a turn instead of one for each read and write, which pays for
-        /// transactions and not for quick reads (Linux 6.1; containers often forbid it: then a warning, and epoll); or "auto", io_uring where the
-        /// system permits it. Taken at the start.
-        pub driver: Driver = Driver::Epoll, at_start();
+        /// Interface by which workers wait: "epoll"; "io_uring", one system call a turn instead of one for each read and write (Linux 6.1; containers
+        /// often forbid it: then a warning, and epoll); or "auto", io_uring where the system permits it and is Linux 6.12 or newer: with an older one
+        /// quick reads take longer than with epoll. Taken at the start.
+        pub driver: Driver = Driver::Auto, at_start();
         /// Unix socket by which a new process takes over the listening sockets (`kingpost proxy --take-over`, or SIGUSR2), so that no connection is
         /// refused.
         pub upgrade_socket: Option<std::path::PathBuf> = None, example(r#""/run/kingpost/upgrade.sock""#), at_start();
@@ -141,7 +141,7 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         Epoll = "epoll",
         /// io_uring, with one system call a turn. If the system does not permit io_uring: epoll, with a warning.
         IoUring = "io_uring",
-        /// io_uring if the system permits it, otherwise epoll.
+        /// io_uring if the system permits it and lets completions gather (Linux 6.12), otherwise epoll.
         Auto = "auto",
     }
 }

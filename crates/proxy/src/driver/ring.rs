@@ -294,8 +294,9 @@ impl Ring {
     }
 }
 
-/// Checks that the kernel has all features needed by [`Ring`], and permits its use, by trying those that workers rely on.
-pub(crate) fn probe() -> io::Result<()> {
+/// Checks that the kernel has all features needed by [`Ring`], and permits its use, by trying those that workers rely on. Returns true if it also lets
+/// completions gather.
+pub(crate) fn probe() -> io::Result<bool> {
     let mut ring = Ring::new()?;
     let (here, there) = UnixStream::pair()?;
     let unfit = |what: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's io_uring {what}")));
@@ -313,7 +314,7 @@ pub(crate) fn probe() -> io::Result<()> {
     done.clear();
     ring.turn([(here.as_fd(), &long[..], 3)].into_iter(), PATIENCE, &mut done)?;
     match done.first() {
-        Some(of) if of.data == 3 && (1..long.len() as i32).contains(&of.result) && !of.more() => Ok(()),
+        Some(of) if of.data == 3 && (1..long.len() as i32).contains(&of.result) && !of.more() => Ok(ring.gathers),
         _ => unfit("does not say what it has sent"),
     }
 }
