@@ -118,6 +118,7 @@ mod relay_slots;
 mod relay_tls;
 mod replication;
 mod routing;
+mod scale;
 mod sockets;
 mod sql;
 mod statements;

@@ -172,6 +172,7 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     (REGISTRY, "curl -X PUT http://127.0.0.1:8632/v1/acl/bootstrap", "tests/e2e/registry_acl.rs", ["\"/v1/acl/bootstrap\""]),
     (REGISTRY_CONFIG, "kingpost registry config import", "tests/e2e/registry_config.rs", ['"registry", "config", "import"', '"--nacos"']),
     (REGISTRY_CONFIG, "kingpost registry export --configs", "tests/e2e/registry_config.rs", ['"--configs", "--history"', '"registry", "export"']),
+    ("docs/guide/node.md", "kingpost scale --config", "tests/e2e/scale.rs", ["\"scale\", \"--dry-run\"", "\"scale\", \"--ttl\""]),
     ("docs/guide/node.md", "kingpost node --config", "tests/e2e/node.rs", ["\"--init\"", "\"--join\"", "\"--name\"", "\"--address\""]),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]

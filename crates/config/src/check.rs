@@ -17,6 +17,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 mod relay;
+mod scale;
 mod strong;
 
 use super::Config;
@@ -60,6 +61,7 @@ pub(crate) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     }
     relay::check(&config.relay, stat, &mut findings);
     failover::check(config, stat, &mut findings);
+    scale::check(config, &mut findings);
     strong::check(config, &mut findings);
     registry::check(config, &mut findings);
     check_console(config, &mut findings);

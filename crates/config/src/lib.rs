@@ -19,6 +19,7 @@ mod overrides;
 mod problem;
 pub mod registry;
 mod reload;
+pub mod scale;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use crate::failover::FailoverConfig;
 use crate::node::NodeAgentConfig;
 use crate::otlp::OtlpConfig;
 use crate::registry::RegistryConfig;
+use crate::scale::ScaleConfig;
 use process::{Failure, LogConfig};
 use proxy::config::ProxyConfig;
 use proxy::fleet::{Directory, Listed};
@@ -94,6 +96,8 @@ settings::settings! {
         pub failover: FailoverConfig = FailoverConfig::default();
         /// Settings of `kingpost node`, the agent of one server.
         pub node: NodeAgentConfig = NodeAgentConfig::default();
+        /// Settings of `kingpost scale`, which adds and removes replicas.
+        pub scale: ScaleConfig = ScaleConfig::default();
         /// `kingpost registry`. A file that configures only this needs nothing of what is above.
         pub registry: RegistryConfig = RegistryConfig::default();
         /// Reading of the passwords of `[proxy]` and `[cluster]` that are in files or come from commands. A file is also read again when it has
@@ -109,11 +113,11 @@ settings::settings! {
 }
 
 impl Config {
-    /// True if the file has no settings of a proxy, and has settings of a relay, of failovers or of an agent, which need none. It may name servers for those, and
-    /// a relay's file the other relays.
+    /// True if the file has no settings of a proxy, and has settings of a relay, of failovers, of an agent or of a scaler, which need none. It may name
+    /// servers for those, and a relay's file the other relays.
     pub fn needs_no_proxy(&self) -> bool {
         let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
-        let failover = failover || self.node != NodeAgentConfig::default();
+        let failover = failover || self.node != NodeAgentConfig::default() || self.scale != ScaleConfig::default();
         let no_nodes = self.clusters.is_empty() && self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
         let silent = self.proxy == ProxyConfig::default();
         (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))

@@ -151,7 +151,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, clusters, relay, failover, node, registry, passwords, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, clusters, relay, failover, node, scale, registry, passwords, console, metrics, log",
             ],
         ),
         // Nodes from a registry.
@@ -498,6 +498,17 @@ fn golden_messages() {
             &[
                 "k.toml:1:1: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
                 "k.toml:3:11: warning: relay.listen[0]: found \"0.0.0.0:6442\" and [relay.tls] whose mode is not \"require\": WAL may cross the network in clear",
+            ],
+        ),
+        (
+            "[scale]\nleast = 4\nadd_at = 5\nprefix = \"db1\"\nwindow = \"2h\"\nremove = [\"/r\"]\n",
+            &[
+                "k.toml:1:1: scale: found no cluster.from.urls, expected the registry that lists the servers",
+                "k.toml:1:1: scale.add: missing, expected a program and its arguments",
+                "k.toml:1:1: scale.most: found 3, expected at least scale.least (4)",
+                "k.toml:1:1: scale.remove_at: found 20, expected less than scale.add_at (5)",
+                "k.toml:4:10: scale.prefix: found \"db1\", expected no digit before the number of a server",
+                "k.toml:5:10: scale.window: found 7200s, expected at most 1000 times scale.interval",
             ],
         ),
         (

@@ -1,4 +1,4 @@
-//! Arguments of `kingpost failover`, `switchover` and `watch`.
+//! Arguments of `kingpost failover`, `switchover`, `watch` and `scale`.
 #![allow(missing_docs, reason = "a doc comment on a type of arguments would be printed as help")]
 
 use std::path::PathBuf;
@@ -84,6 +84,19 @@ impl WatchArgs {
     pub(crate) fn lock_ttl(&self) -> Duration {
         self.ttl.unwrap_or(Duration::from_secs(if self.registry.is_some() { 10 } else { 3 }))
     }
+}
+
+#[derive(Debug, Args)]
+pub struct ScaleArgs {
+    /// Configuration file, with the sections scale, cluster.from and failover
+    #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
+    pub config: PathBuf,
+    /// Looks once, says what would be done at the load of this moment, and changes nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Life of the lock in the registry without a renewal: after that another scaler takes over from one that has died
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub ttl: Duration,
 }
 
 #[derive(Debug, Args)]

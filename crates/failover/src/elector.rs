@@ -28,7 +28,7 @@ impl Elector {
     /// An invalid address, or an unusable file of the configuration.
     pub(super) fn of(args: &WatchArgs, config: &FailoverConfig) -> Result<Option<Elector>, Failure> {
         if let Some(registries) = args.registry.as_deref() {
-            return Ok(Some(Elector::Registry(Sessions::new(registries, args)?)));
+            return Ok(Some(Elector::Registry(Sessions::of_watch(registries, args)?)));
         }
         let etcd = |endpoints| Etcd::new(&config.etcd, endpoints).map(Elector::Etcd);
         args.etcd.as_deref().map(etcd).transpose()

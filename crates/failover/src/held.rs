@@ -43,7 +43,11 @@ impl Held {
         self.elector.unlock(&lock).await;
     }
 
-    fn is_ours(&self) -> Result<(), String> {
+    /// Checks that the lock is still held.
+    ///
+    /// # Errors
+    /// It has not been renewed in time.
+    pub(super) fn is_ours(&self) -> Result<(), String> {
         if Instant::now() < copy(&self.lock).until() {
             Ok(())
         } else {

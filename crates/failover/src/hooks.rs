@@ -10,6 +10,7 @@ use tokio::process::Command;
 const SHOWN: usize = 2000;
 
 /// A program, and its environment.
+#[derive(Default)]
 pub(super) struct Hook<'a> {
     /// Path and arguments.
     pub(super) program: &'a [String],
@@ -23,16 +24,25 @@ pub(super) struct Hook<'a> {
     pub(super) upstream: Option<&'a str>,
     /// `KINGPOST_TIMELINE`: the primary's timeline, as in names of WAL files.
     pub(super) timeline: Option<u32>,
+    /// Further variables.
+    pub(super) more: &'a [(&'a str, String)],
+    /// True to withhold the settings and the token in this process's own environment, which may be secrets.
+    pub(super) withholds: bool,
 }
 
-/// Runs the program to its end, within a limit, after which it is killed.
+/// Runs the program to its end, within a limit, after which it is killed; returns the end of its output.
 ///
 /// # Errors
 /// It cannot be started, takes too long, or ends with another code than 0; with the end of its output.
-pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> {
+pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<String, String> {
     let (program, arguments) = hook.program.split_first().ok_or("no program is configured")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    for (name, _) in std::env::vars_os().filter(|_| hook.withholds) {
+        if name.to_string_lossy().starts_with("KINGPOST__") || name == "KINGPOST_REGISTRY_TOKEN" {
+            command.env_remove(name);
+        }
+    }
     command.env("KINGPOST_NODE", hook.node).env("KINGPOST_ADDRESS", hook.address);
     if let Some((name, address)) = hook.primary {
         command.env("KINGPOST_PRIMARY", name).env("KINGPOST_PRIMARY_ADDRESS", address);
@@ -43,6 +53,7 @@ pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> 
     if let Some(timeline) = hook.timeline {
         command.env("KINGPOST_TIMELINE", format!("{timeline:08X}"));
     }
+    command.envs(hook.more.iter().map(|(name, value)| (name, value)));
     let mut child = command.spawn().map_err(|error| format!("cannot run {program}: {error}"))?;
     // Read beside the wait: a program that fills a pipe must not block, and one that leaves the pipe open to a server that it has started must not be
     // waited for.
@@ -66,11 +77,11 @@ pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> 
     let status = status
         .map_err(|_| format!("{program} took longer than {limit:?}"))?
         .map_err(|error| format!("cannot wait for {program}: {error}"))?;
-    if status.success() {
-        return Ok(());
-    }
     text.extend(more);
     let text = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]).trim().to_owned();
+    if status.success() {
+        return Ok(text);
+    }
     Err(format!("{program} ended with {status}: {text}"))
 }
 
@@ -101,6 +112,7 @@ mod tests {
             primary: Some(("db2", "h:2")),
             upstream: Some("r:3"),
             timeline: Some(27),
+            ..Hook::default()
         };
         let told = "test \"$KINGPOST_NODE $KINGPOST_ADDRESS $KINGPOST_PRIMARY $KINGPOST_PRIMARY_ADDRESS \
                     $KINGPOST_UPSTREAM $KINGPOST_TIMELINE\" = 'db1 h:1 db2 h:2 r:3 0000001B'";

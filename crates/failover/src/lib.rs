@@ -19,6 +19,7 @@ mod binlog_servers;
 mod cluster_clients;
 mod cluster_monitor;
 pub mod conninfo;
+pub mod drain;
 mod elect;
 mod elector;
 mod engine;
@@ -40,6 +41,7 @@ mod postgresql;
 mod rejoin;
 mod replace_primary;
 mod report;
+mod scale;
 mod session;
 mod suspend_aware_clock;
 mod switchover;
@@ -52,7 +54,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind};
 
 use args::WhichConfig;
-pub use args::{FailoverArgs, SwitchoverArgs, WatchArgs};
+pub use args::{FailoverArgs, ScaleArgs, SwitchoverArgs, WatchArgs};
 use config::{Config, load, warn};
 use etcd::Etcd;
 use failover_run::{FailoverRun, NoGuard};
@@ -110,6 +112,15 @@ pub fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     drive(async {
         let mut stop = Ends::new()?;
         watch::watch(steps, args, &mut stop).await
+    })
+}
+
+/// Adds and removes replicas by their load.
+pub fn scale(args: &ScaleArgs, log: &LogFlags) -> Result<(), Failure> {
+    let config = read(&WhichConfig { config: Some(args.config.clone()) }, log)?;
+    drive(async {
+        let mut stop = Ends::new()?;
+        scale::run(config, args, &mut stop).await
     })
 }
 

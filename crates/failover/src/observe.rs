@@ -10,6 +10,16 @@ use config::Config;
 use process::Failure;
 use relay::{OrderError, RelayState};
 
+/// Query of the number of clients' sessions for which WHICH holds; NULL unless the server tells them to this login, by TOLD.
+const SESSIONS: &str = "SELECT CASE WHEN TOLD THEN count(*)::text END FROM pg_catalog.pg_stat_activity \
+     WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+     AND NOT starts_with(application_name, 'kingpost ') AND (WHICH)";
+/// Condition under which a server shows the sessions of other users.
+const SHOWN: &str = "pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER')";
+/// Condition under which it also shows their states.
+const TRACKED: &str =
+    "pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER') AND current_setting('track_activities') = 'on'";
+
 /// Access to the servers and relays of a configuration.
 #[derive(Debug, Clone)]
 pub struct Observer {
@@ -48,6 +58,8 @@ pub struct PeerState {
     pub timeline: u32,
     /// Position of its WAL.
     pub has: Lsn,
+    /// Position up to which it has replayed; that of its WAL on a primary.
+    pub replayed: Lsn,
     /// True if it receives WAL at the moment.
     pub receiving: bool,
     /// Host and port in `primary_conninfo`.
@@ -99,6 +111,7 @@ impl Observer {
                 standby: state.standby,
                 timeline: state.timeline,
                 has: state.has,
+                replayed: state.replayed,
                 receiving: state.receiving,
                 upstream: state.conninfo.as_deref().and_then(conninfo::endpoint),
                 locked: state.locked != Locked::No,
@@ -150,14 +163,76 @@ impl Observer {
         self.clients.make_slot(relay, slot).await
     }
 
-    /// Removes a slot from every relay that has it; returns the relays that did not answer.
-    pub async fn drop_slots(&self, slot: &str) -> Vec<String> {
-        let mut failed = Vec::new();
+    /// Counts the sessions of clients on a server that have a name: a proxy's probes, and its sessions for clients without one, are named kingpost.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn client_sessions(&self, node: &str) -> Result<u64, String> {
+        self.count(node, SHOWN, "application_name <> 'kingpost'").await
+    }
+
+    /// Counts the sessions of clients on a server that run a statement or are in a transaction.
+    ///
+    /// # Errors
+    /// The server does not answer, or does not show the state of its sessions to this login.
+    pub async fn busy_sessions(&self, node: &str) -> Result<u64, String> {
+        self.count(node, TRACKED, "state NOT IN ('idle', 'disabled')").await
+    }
+
+    async fn count(&self, node: &str, told: &str, which: &str) -> Result<u64, String> {
+        let statement = SESSIONS.replace("TOLD", told).replace("WHICH", which);
+        let count = self.run(node, &[&statement]).await?.and_then(|count| count.parse().ok());
+        count.ok_or_else(|| {
+            format!("{node} does not show its sessions: track_activities has to be on, and the user a member of pg_read_all_stats")
+        })
+    }
+
+    /// Removes the slots that servers and relays keep for a node; returns those that could not be removed, with the reason.
+    pub async fn leave(&self, node: &str) -> Vec<String> {
+        let slot = slot(node);
+        let mut left = Vec::new();
         for (relay, _) in &self.relays {
-            if let Err(why) = self.clients.drop_slot(relay, slot).await {
-                failed.push(format!("{relay}: {why}"));
+            if let Err(why) = self.clients.drop_slot(relay, &slot).await {
+                left.push(format!("{relay}: {why}"));
             }
         }
-        failed
+        let seen = self.observe().await;
+        let drop = format!(
+            "SELECT pg_catalog.pg_drop_replication_slot(slot_name)::text FROM pg_catalog.pg_replication_slots \
+             WHERE slot_name = '{slot}'"
+        );
+        for Peer { name, state, .. } in seen.servers.iter().filter(|server| server.name != node) {
+            let dropped = match state {
+                Ok(_) => self.run(name, &[&drop]).await.map(|_| ()),
+                Err(why) => Err(why.clone()),
+            };
+            if let Err(why) = dropped {
+                left.push(format!("{name}: {why}"));
+            }
+        }
+        left
+    }
+}
+
+/// Makes the name of a node's slot: lower-case letters, digits and underscores, 63 bytes at most.
+#[must_use]
+pub fn slot(name: &str) -> String {
+    let plain = name.chars().map(|c| match c.to_ascii_lowercase() {
+        c if c.is_ascii_lowercase() || c.is_ascii_digit() => c,
+        _ => '_',
+    });
+    let mut slot: String = "kingpost_".chars().chain(plain).collect();
+    slot.truncate(63);
+    slot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots() {
+        assert_eq!(slot("DB-1.example"), "kingpost_db_1_example");
+        assert_eq!(slot(&"x".repeat(99)).len(), 63);
     }
 }

@@ -55,9 +55,10 @@ impl FailoverRun {
             primary: Some((&promoted.node, &primary)),
             upstream: Some(&upstream),
             timeline: Some(promoted.timeline),
+            ..Hook::default()
         };
         match hooks::run(&hook, self.limit() * 5).await {
-            Ok(()) => self.say(format_args!("{old} was brought back as a standby")),
+            Ok(_) => self.say(format_args!("{old} was brought back as a standby")),
             Err(why) => self.say(format_args!("{old} is not back: {why}")),
         }
     }

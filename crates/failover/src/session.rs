@@ -1,5 +1,6 @@
 //! A lock in Kingpost's registry, over Consul's API: a key that a session holds, which lives for as long as it is renewed. A Consul works as well.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ impl Sessions {
     ///
     /// # Errors
     /// An address is invalid, or a file of TLS or of the token is unusable.
-    pub(super) fn new(text: &str, args: &WatchArgs) -> Result<Sessions, Failure> {
+    pub(super) fn of_watch(text: &str, args: &WatchArgs) -> Result<Sessions, Failure> {
         let token = match &args.registry_token_file {
             None => args.registry_token.clone(),
             Some(file) => {
@@ -49,7 +50,19 @@ impl Sessions {
             }
         };
         let urls = text.split(',').map(str::trim).filter(|url| !url.is_empty());
-        let node = |url| Remote::new(url, token.clone())?.secured(args.registry_ca.as_deref(), None, None);
+        Sessions::new(urls, token, args.registry_ca.as_deref())
+    }
+
+    /// Prepares access to the nodes of a registry; connects to nobody.
+    ///
+    /// # Errors
+    /// An address is invalid, a file of TLS is unusable, or a token would cross the network in clear.
+    pub(super) fn new<'a>(
+        urls: impl Iterator<Item = &'a str>,
+        token: Option<String>,
+        ca: Option<&Path>,
+    ) -> Result<Sessions, Failure> {
+        let node = |url| Remote::new(url, token.clone())?.secured(ca, None, None);
         let nodes = urls.map(node).collect::<Result<Vec<Remote>, Failure>>()?;
         if nodes.is_empty() {
             return Err(Failure::config("no node of the registry is given"));
@@ -67,7 +80,7 @@ impl Sessions {
     /// # Errors
     /// The registry's refusal; or no node answers.
     pub(super) async fn would_grant(&self, ttl: Duration) -> Result<(), String> {
-        let tried = self.begin("kingpost watch: a trial", ttl).await?;
+        let tried = self.begin("kingpost: a trial", ttl).await?;
         self.unlock(&tried).await;
         Ok(())
     }

@@ -176,16 +176,9 @@ fn say_resumed(steps: &FailoverRun, failed: Refusals) {
 /// Stops the server by the configured program; waits until it no longer answers.
 async fn stop_by_hook(steps: &FailoverRun, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
-    let hook = Hook {
-        program: &steps.config.failover.stop,
-        node: old,
-        address: &address,
-        primary: None,
-        upstream: None,
-        timeline: None,
-    };
+    let hook = Hook { program: &steps.config.failover.stop, node: old, address: &address, ..Hook::default() };
     let ended = match hooks::run(&hook, steps.limit()).await {
-        Ok(()) => gone(steps, old).await,
+        Ok(_) => gone(steps, old).await,
         Err(why) => Err(why),
     };
     match ended {

@@ -238,6 +238,7 @@ async fn guarded(cluster: &mut impl Watching, elector: &Elector, lock: &Locking)
     result.map(|()| true)
 }
 
-fn host() -> String {
+/// Returns the name of this machine.
+pub(super) fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
 }

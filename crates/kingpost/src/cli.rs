@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use backup::{BackupArgs, RestoreArgs};
 use clap::{Args, Parser, Subcommand};
 use daemon::{ConsoleCommand, ProxyArgs, RegistryArgs, RelayArgs};
-use failover::{FailoverArgs, SwitchoverArgs, WatchArgs};
+use failover::{FailoverArgs, ScaleArgs, SwitchoverArgs, WatchArgs};
 use local::{DownArgs, StatusArgs, UpArgs};
 use node::NodeArgs;
 use process::{EXIT_CODES, LogFormat};
@@ -79,6 +79,12 @@ pub(crate) enum Command {
     /// the one that gets the lock acts.
     #[command(after_help = EXIT_CODES)]
     Watch(WatchArgs),
+    /// Adds and removes replicas by their load, through a program of yours
+    ///
+    /// The registry lists the servers, and has the lock: any number of these may run, and one acts. A replica that is removed is left by its clients first,
+    /// and none is removed while another one does not serve.
+    #[command(after_help = EXIT_CODES)]
+    Scale(ScaleArgs),
     /// Runs the agent of one PostgreSQL server: makes its data, starts it, has it follow, and brings it back after a failover
     ///
     /// The agent never decides which server is primary: `kingpost failover` and `watch` do. SIGTERM and SIGINT stop the agent, and the server with it

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  cli ─▶ daemon (proxy, relay, registry, console) ─▶ auth, handover, registry-client ─▶ metrics ─▶ config ─▶ process
-//!     ├─▶ failover, switchover, watch ─▶ failover
+//!     ├─▶ failover, switchover, watch,
+//!     │   scale ──────────────────────▶ failover ─▶ registry-client
 //!     ├─▶ node ───────────────────────▶ node ─▶ failover, registry-client
 //!     ├─▶ up, down, status ───────────▶ local ─▶ daemon
 //!     ├─▶ backup, restore ────────────▶ backup
@@ -94,6 +95,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Watch(args) => failover::watch(&args, &log),
+        Command::Scale(args) => failover::scale(&args, &log),
         Command::Node(args) => node::node(&args, &log),
         Command::Backup(args) => backup::backup(&args, &log),
         Command::Restore(args) => backup::restore(&args),

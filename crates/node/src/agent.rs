@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use config::Config;
 use config::node::CopySource;
-use failover::observe::{Observed, Observer, Peer, PeerState, Voice};
+use failover::drain::Drain;
+use failover::observe::{self, Observed, Observer, PeerState, Voice};
 use process::{Failure, systemd};
 use registry_client::{Claim, Entry, Member};
 use tokio::sync::watch;
@@ -15,12 +16,10 @@ use watermark::Lsn;
 
 use crate::controldata::{self, OnDisk};
 use crate::directory::{Directory, NodeIdentity};
-use crate::drain::Drain;
 use crate::hands::Hands;
 use crate::lease::{self, LeaseClock};
 use crate::mandate::{self, Leader, Mandate};
 use crate::report::Report;
-use crate::settings_file;
 use crate::shared::{self, OwnSettings};
 use crate::supervise::{
     Action, Data, Decision, Lease, Observation, Permits, Rebuild, Server, State, Trouble, Up, decide,
@@ -45,9 +44,6 @@ const FENCE: [&str; 3] = [
      WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND NOT (usename = current_user AND starts_with(application_name, 'kingpost '))",
 ];
-/// Query of the number of clients' sessions.
-const SESSIONS: &str = "SELECT count(*)::text FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend' \
-     AND pid <> pg_catalog.pg_backend_pid() AND application_name <> 'kingpost' AND NOT starts_with(application_name, 'kingpost ')";
 const UNFENCE: [&str; 2] =
     ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_catalog.pg_reload_conf()::text"];
 /// Query of the settings that pg_rewind needs.
@@ -292,8 +288,7 @@ impl Agent {
         }
         let mut drain = self.memory.drain.unwrap_or_else(|| Drain::begin(lease::now()));
         if matches!(server, Server::Up(_)) && !self.config.node.drain.is_zero() {
-            let sessions = self.observer.run(&self.name, &[SESSIONS]).await;
-            drain.see(sessions.ok().flatten().and_then(|count| count.parse().ok()), lease::now());
+            drain.see(self.observer.client_sessions(&self.name).await.ok(), lease::now());
         }
         self.memory.drain = Some(drain);
         match server {
@@ -439,7 +434,7 @@ impl Agent {
                 let (leader, upstream) = self.source(seen, observation)?;
                 self.make_slot(&leader, &upstream).await?;
                 let (host, port) = split(&leader.address);
-                let slot = settings_file::slot(&self.name);
+                let slot = observe::slot(&self.name);
                 let to = (&*upstream.host, upstream.port);
                 if !self.copy_from_archive(&leader, to, &slot).await {
                     self.hands.clone_from(&host, port, to, &slot).await?;
@@ -474,7 +469,7 @@ impl Agent {
                     if let Err(failure) = self.make_slot(&leader, &upstream).await {
                         tracing::warn!("{failure}");
                     }
-                    let slot = settings_file::slot(&self.name);
+                    let slot = observe::slot(&self.name);
                     let data = self.hands.directory.data();
                     self.hands.follow(&data, (&upstream.host, upstream.port), &slot)?;
                 }
@@ -499,7 +494,7 @@ impl Agent {
                     return Ok(());
                 }
                 let conninfo = self.hands.conninfo(&upstream.host, upstream.port, "").replace('\'', "''");
-                let slot = settings_file::slot(&self.name);
+                let slot = observe::slot(&self.name);
                 let run = [
                     format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"),
                     format!("ALTER SYSTEM SET primary_slot_name = '{slot}'"),
@@ -511,7 +506,7 @@ impl Agent {
             Action::BecomeStandby => {
                 let (leader, upstream) = self.source(seen, observation)?;
                 self.make_slot(&leader, &upstream).await?;
-                let slot = settings_file::slot(&self.name);
+                let slot = observe::slot(&self.name);
                 let data = self.hands.directory.data();
                 self.hands.make_standby(&data, (&upstream.host, upstream.port), &slot)?;
                 self.hands.directory.set_fenced(false)
@@ -540,7 +535,7 @@ impl Agent {
         let Some(disk) = self.hands.inspect().await? else { return Ok(()) };
         let fork = leader.fork.unwrap_or(Lsn(0));
         let (host, port) = split(&leader.address);
-        let slot = settings_file::slot(&self.name);
+        let slot = observe::slot(&self.name);
         let to = (&*upstream.host, upstream.port);
         self.hands.rewind((&host, port), (leader.timeline, fork), &disk, to, &slot).await?;
         tracing::info!(leader = leader.name, timeline = leader.timeline, "the data were rewound");
@@ -611,7 +606,7 @@ impl Agent {
 
     /// Creates the node's slot at its upstream.
     async fn make_slot(&self, leader: &Leader, upstream: &Upstream) -> Result<(), Failure> {
-        let slot = settings_file::slot(&self.name);
+        let slot = observe::slot(&self.name);
         let made = match &upstream.relay {
             Some(relay) => self.observer.make_slot(relay, &slot).await,
             None => {
@@ -696,27 +691,6 @@ impl Agent {
         if self.hands.runs() {
             self.hands.stop(false).await;
         }
-    }
-
-    /// Removes what the other servers and relays keep for this one; returns what could not be removed.
-    pub(crate) async fn leave(&self) -> Vec<String> {
-        let slot = settings_file::slot(&self.name);
-        let mut left = self.observer.drop_slots(&slot).await;
-        let seen = self.observer.observe().await;
-        let drop = format!(
-            "SELECT pg_catalog.pg_drop_replication_slot(slot_name)::text FROM pg_catalog.pg_replication_slots \
-             WHERE slot_name = '{slot}'"
-        );
-        for Peer { name, state, .. } in seen.servers.iter().filter(|server| server.name != self.name) {
-            let dropped = match state {
-                Ok(_) => self.observer.run(name, &[&drop]).await.map(|_| ()),
-                Err(why) => Err(why.clone()),
-            };
-            if let Err(why) = dropped {
-                left.push(format!("{name}: {why}"));
-            }
-        }
-        left
     }
 }
 

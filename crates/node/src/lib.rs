@@ -11,7 +11,6 @@ mod agent;
 mod args;
 mod controldata;
 mod directory;
-mod drain;
 mod hands;
 mod lease;
 mod mandate;
@@ -383,7 +382,7 @@ async fn leave(agent: &mut Agent, member: Option<&Member>) -> Result<(), Failure
         member.deregister(&agent.name).await?;
         terminal::line(format_args!("{} is no longer in the registry", agent.name));
     }
-    let left = agent.leave().await;
+    let left = agent.observer.leave(&agent.name).await;
     if left.is_empty() {
         terminal::line(format_args!("nobody keeps a slot for {}", agent.name));
         return Ok(());

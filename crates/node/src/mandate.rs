@@ -90,8 +90,16 @@ mod tests {
     use super::*;
 
     fn server(name: &str, standby: bool, timeline: u32) -> Peer {
-        let state =
-            PeerState { system: 1, standby, timeline, has: Lsn(9), receiving: standby, upstream: None, locked: false };
+        let state = PeerState {
+            system: 1,
+            standby,
+            timeline,
+            has: Lsn(9),
+            replayed: Lsn(9),
+            receiving: standby,
+            upstream: None,
+            locked: false,
+        };
         Peer { name: name.into(), address: format!("{name}:5432"), state: Ok(state) }
     }
 

@@ -29,17 +29,6 @@ pub(crate) fn password_file(user: &str, password: &str) -> String {
     format!("*:*:*:{}:{}\n", escaped(user), escaped(password))
 }
 
-/// Makes the name of a node's slot: lower-case letters, digits and underscores, 63 bytes at most.
-pub(crate) fn slot(name: &str) -> String {
-    let plain = name.chars().map(|c| match c.to_ascii_lowercase() {
-        c if c.is_ascii_lowercase() || c.is_ascii_digit() => c,
-        _ => '_',
-    });
-    let mut slot: String = "kingpost_".chars().chain(plain).collect();
-    slot.truncate(63);
-    slot
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -62,8 +51,6 @@ mod tests {
     fn words() {
         assert_eq!(conninfo(&[("host", "a b"), ("sslmode", ""), ("user", "o'x\\")]), r"host='a b' user='o\'x\\'");
         assert_eq!(password_file("u", r"a:b\"), "*:*:*:u:a\\:b\\\\\n");
-        assert_eq!(slot("DB-1.example"), "kingpost_db_1_example");
-        assert_eq!(slot(&"x".repeat(99)).len(), 63);
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -150,6 +150,28 @@ impl Remote {
     /// # Errors
     /// The registry cannot be reached, does not answer in time, or refuses.
     pub async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let (status, answer) = self.answer(method, path, body).await?;
+        if status.is_success() { Ok(answer) } else { Err(self.refusal(status, &answer)) }
+    }
+
+    /// Reads an object; None if there is none.
+    ///
+    /// # Errors
+    /// As for [`ask`](Remote::ask).
+    pub async fn find(&self, path: &str) -> Result<Option<Value>, Failure> {
+        match self.answer(Method::GET, path, None).await? {
+            (StatusCode::NOT_FOUND, _) => Ok(None),
+            (status, answer) if status.is_success() => Ok(Some(answer)),
+            (status, answer) => Err(self.refusal(status, &answer)),
+        }
+    }
+
+    fn refusal(&self, status: StatusCode, answer: &Value) -> Failure {
+        let why = answer["error"]["message"].as_str().unwrap_or("no reason given");
+        Failure::runtime(format!("the registry at {} refused ({status}): {why}", self.address))
+    }
+
+    async fn answer(&self, method: Method, path: &str, body: Option<&Value>) -> Result<(StatusCode, Value), Failure> {
         let whole = async {
             let response = self.send(method, path, body).await?;
             let status = response.status();
@@ -158,12 +180,7 @@ impl Remote {
                 .await
                 .map_err(|error| Failure::runtime(format!("the answer of {} broke off: {error}", self.address)))?
                 .to_bytes();
-            let answer: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-            if status.is_success() {
-                return Ok(answer);
-            }
-            let why = answer["error"]["message"].as_str().unwrap_or("no reason given");
-            Err(Failure::runtime(format!("the registry at {} refused ({status}): {why}", self.address)))
+            Ok((status, serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
         };
         tokio::time::timeout(LIMIT, whole).await.unwrap_or_else(|_| {
             Err(Failure::runtime(format!(

@@ -11,5 +11,5 @@ mod source;
 
 pub use args::{ConfigCommand, ConfigImportArgs, ImportArgs, RegisterArgs, RegistryCommand, RemoteArgs};
 pub use client::run;
-pub use member::{Claim, Entry, Member};
-pub use source::Sources;
+pub use member::{Claim, Entry, Member, Stored};
+pub use source::{Listed, Sources};

@@ -162,12 +162,27 @@ fn take(nodes: Vec<NodeConfig>, list: &watch::Sender<Vec<NodeConfig>>) {
 /// Returns the instances that can be nodes, by name. Health is not considered: this proxy may reach a server that a registry cannot. An isolated
 /// instance is no node.
 pub(crate) fn nodes(answer: &Value) -> Vec<NodeConfig> {
+    let open = listed(answer).into_iter().filter(|listed| !listed.isolated);
+    open.map(|listed| listed.node).collect()
+}
+
+/// A server that a registry lists.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// The server.
+    pub node: NodeConfig,
+    /// True if it is isolated: proxies leave it.
+    pub isolated: bool,
+}
+
+/// Returns the instances that can be nodes, by name, also those that are isolated.
+pub(crate) fn listed(answer: &Value) -> Vec<Listed> {
     let instances = answer["instances"].as_array().into_iter().flatten();
-    let mut nodes: Vec<NodeConfig> =
-        instances.filter(|instance| instance["isolate"] != true).filter_map(node).collect();
-    nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    nodes.truncate(MOST_NODES);
-    nodes
+    let listed = |instance: &Value| Some(Listed { node: node(instance)?, isolated: instance["isolate"] == true });
+    let mut all: Vec<Listed> = instances.filter_map(listed).collect();
+    all.sort_by(|a, b| (a.isolated, &a.node.name).cmp(&(b.isolated, &b.node.name)));
+    all.truncate(MOST_NODES);
+    all
 }
 
 fn node(instance: &Value) -> Option<NodeConfig> {
@@ -205,6 +220,8 @@ mod tests {
         ];
         assert_eq!(shown, expected);
         assert!(nodes(&json!({})).is_empty());
+        let isolated: Vec<_> = listed(&answer).into_iter().map(|listed| (listed.node.name, listed.isolated)).collect();
+        assert_eq!(isolated, [("a".to_owned(), false), ("b".to_owned(), false), ("isolated".to_owned(), true)]);
     }
 
     #[test]

@@ -341,10 +341,10 @@ async fn bring_back(servers: &Servers, old: &str, node: &str, relay: String, sil
             address: &address,
             primary: Some((node, &primary)),
             upstream: Some(&relay),
-            timeline: None,
+            ..Hook::default()
         };
         drop(silent);
-        hooks::run(&hook, servers.limit() * 5).await
+        hooks::run(&hook, servers.limit() * 5).await.map(drop)
     } else if failover.replication_user.is_some() {
         let Some(silent) = silent else { return };
         servers.clients.off(move |clients| demote(clients, &address, &relay, silent)).await

@@ -5,21 +5,23 @@ use std::time::Duration;
 /// Time without a session after which clients have left. Those that still have the old list of servers may come within it.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// A wait for clients to leave. Times are those of the lease's clock.
+/// A wait for clients to leave. Times are those of the caller's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Drain {
+pub struct Drain {
     since: Duration,
     /// Start of the time without a session; None while there are some, or while the server does not answer.
     quiet_since: Option<Duration>,
 }
 
 impl Drain {
-    pub(crate) fn begin(now: Duration) -> Drain {
+    /// Begins a wait.
+    #[must_use]
+    pub fn begin(now: Duration) -> Drain {
         Drain { since: now, quiet_since: None }
     }
 
     /// Takes the number of clients' sessions; None: the server has not answered.
-    pub(crate) fn see(&mut self, sessions: Option<u64>, now: Duration) {
+    pub fn see(&mut self, sessions: Option<u64>, now: Duration) {
         self.quiet_since = match sessions {
             Some(0) => Some(self.quiet_since.unwrap_or(now)),
             _ => None,
@@ -27,7 +29,8 @@ impl Drain {
     }
 
     /// True once all clients have left, or `limit` is over.
-    pub(crate) fn is_over(&self, limit: Duration, now: Duration) -> bool {
+    #[must_use]
+    pub fn is_over(&self, limit: Duration, now: Duration) -> bool {
         now.saturating_sub(self.since) >= limit
             || self.quiet_since.is_some_and(|since| now.saturating_sub(since) >= QUIET)
     }
