@@ -75,7 +75,8 @@ class Family:
         if self.name == "mariadb":
             return []
         base = newest_mysql().parents[1]
-        return ["--user=root", f"--basedir={base}", f"--plugin-dir={base}/lib/mysql/plugin", f"--lc-messages-dir={base}/share/mysql"]
+        plugins, messages = f"--plugin-dir={base}/lib/mysql/plugin", f"--lc-messages-dir={base}/share/mysql"
+        return ["--user=root", f"--basedir={base}", plugins, messages, "--secure-file-priv=NULL"]
 
     def install(self, data):
         """The command that makes data."""
