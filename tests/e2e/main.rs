@@ -84,6 +84,7 @@ mod registry_config;
 mod registry_config_rights;
 mod registry_dns;
 mod registry_doors;
+mod registry_eureka;
 mod registry_events;
 mod registry_fire;
 mod registry_fronts;

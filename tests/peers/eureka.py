@@ -102,9 +102,13 @@ class Node:
     def __init__(self, port):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER)
 
+    def headers(self):
+        """Returns further headers of each request."""
+        return {}
+
     def ask(self, request):
         """Returns status, kind and body of an answer."""
-        headers = {"Accept": request.accept, "Content-Type": request.kind}
+        headers = {"Accept": request.accept, "Content-Type": request.kind} | self.headers()
         if request.packed:
             headers["Accept-Encoding"] = "gzip"
         self.connection.request(request.method, f"/eureka/{request.path}", body=request.body, headers=headers)

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, parse_hash};
@@ -41,6 +42,8 @@ pub const NACOS_LISTEN: &str = "nacos_listen";
         pub dns: DnsConfig = DnsConfig::default();
         /// TLS on all of its addresses but that of DNS and of the nodes' port; SIGHUP reads the files again.
         pub tls: tls::ListenConfig = tls::ListenConfig::default();
+        /// Replication with Eureka's own servers.
+        pub eureka: EurekaConfig = EurekaConfig::default();
         /// Limit on the requests of a token, or of an address without one.
         pub rate: RateConfig = RateConfig::default();
         /// Log of all changes.
@@ -148,6 +151,48 @@ impl fmt::Debug for StoreAddress {
         pub role: RoleName, shown(r#""write""#);
         /// Namespaces of the token, by name; "*" stands for all, and is the default.
         pub namespaces: Vec<String> = vec!["*".into()], shown(r#"["default"]"#);
+    }
+}
+
+::settings::settings! {
+    /// `[registry.eureka]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct EurekaConfig: Default {
+        /// Namespace whose instances are replicated.
+        pub namespace: String = "default".into();
+        /// Eureka's own servers, which this node tells the changes that Eureka's clients make here. Each of them names this node among its
+        /// service URLs, and so tells what its own clients change. All nodes on one store have the same servers, and none has another node.
+        pub servers: Vec<EurekaServerConfig> = Vec::new();
+    }
+}
+
+::settings::settings! {
+    /// `[[registry.eureka.servers]]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct EurekaServerConfig {
+        /// Address with the path of the server's API, without a password.
+        pub url: String, shown(r#""http://eureka-1:8761/eureka""#);
+        /// User of basic authentication; "" for none.
+        pub user: String = String::new();
+        /// File whose first line is the user's password.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/eureka.password""#);
+        /// CAs of the server's certificate, PEM, for https://; not set: the system's.
+        pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/eureka-ca.crt""#);
+    }
+}
+
+impl EurekaServerConfig {
+    /// Splits the URL: true for HTTPS, `host:port`, and the path without a slash at its end. None for another text.
+    pub fn place(&self) -> Option<(bool, &str, &str)> {
+        let (scheme, rest) = self.url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
+        let end = self.url.len() - rest.len() + rest.find('/').unwrap_or(rest.len());
+        let (is_secure, address) = process::address::of_url(&self.url[..end])?;
+        let path = self.url[end..].trim_end_matches('/');
+        let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '@');
+        (scheme == if is_secure { "https" } else { "http" }
+            && address.chars().all(is_plain)
+            && path.chars().all(is_plain))
+        .then_some((is_secure, address, path))
     }
 }
 
@@ -298,5 +343,29 @@ impl RegistryConfig {
         .into_iter()
         .filter(|(_, address)| !address.is_empty())
         .map(|(key, address)| (key, address.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_eureka_servers() {
+        for (url, expected) in [
+            ("http://eureka-1:8761/eureka", Some((false, "eureka-1:8761", "/eureka"))),
+            ("https://eureka-1:8761/eureka/v2/", Some((true, "eureka-1:8761", "/eureka/v2"))),
+            ("http://[::1]:8761", Some((false, "[::1]:8761", ""))),
+            ("http://eureka-1/eureka", None),
+            ("eureka-1:8761/eureka", None),
+            ("http://user:secret@eureka-1:8761/eureka", None),
+            ("http://eureka-1:8761/eureka?x=1", None),
+            ("http://eureka-1:8761/a b", None),
+            ("", None),
+        ] {
+            let server =
+                EurekaServerConfig { url: url.into(), user: String::new(), password_file: None, ca_file: None };
+            assert_eq!(server.place(), expected, "{url}");
+        }
     }
 }

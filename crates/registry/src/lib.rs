@@ -23,6 +23,7 @@
 //! - Health is judged by a monotonic clock; a verdict is written only if the instance is unchanged since the judgement.
 
 pub mod api;
+mod basic;
 mod cache;
 mod change;
 pub mod configuration;
@@ -44,6 +45,7 @@ mod turns;
 mod writable;
 mod writer;
 
+pub use basic::basic_login;
 pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};
 pub use change::Edit;
 pub use configuration::ConfigLimits;

@@ -48,6 +48,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
         }
     }
     dns(config, findings);
+    eureka(config, findings);
     secure(config, findings);
     between_nodes(config, findings);
     if registry.listen.is_empty() {
@@ -159,6 +160,38 @@ fn dns(config: &Config, findings: &mut Findings) {
     for (index, name) in dns.namespaces.iter().enumerate() {
         if let Err(why) = registry::NamespaceName::new(name) {
             findings.error(format!("registry.dns.namespaces[{index}]"), why.to_string());
+        }
+    }
+}
+
+/// Checks Eureka's own servers.
+fn eureka(config: &Config, findings: &mut Findings) {
+    let eureka = &config.registry.eureka;
+    if let Err(why) = registry::NamespaceName::new(&eureka.namespace) {
+        findings.error("registry.eureka.namespace", why.to_string());
+    }
+    // A text that is no URL is not shown: it may have a password.
+    if eureka.servers.iter().all(|server| server.place().is_some()) {
+        findings.unique("registry.eureka.servers", ".url", eureka.servers.iter().map(|server| server.url.as_str()));
+    }
+    for (index, server) in eureka.servers.iter().enumerate() {
+        let key = |name: &str| format!("registry.eureka.servers[{index}].{name}");
+        match server.place() {
+            None => findings.error(
+                key("url"),
+                "expected http://host:port/eureka or https://host:port/eureka, without user and password: they have settings of their own",
+            ),
+            Some((false, address, _)) if !server.user.is_empty() && !process::address::is_loopback(address) => {
+                findings.warn(key("url"), "the password crosses the network in clear; https:// hides it");
+            }
+            Some(_) => {}
+        }
+        match (server.user.is_empty(), server.password_file.is_none()) {
+            (true, false) => findings.error(key("user"), "found \"\", expected the user of password_file"),
+            (false, true) => {
+                findings.error(key("password_file"), "found none, expected the file with the user's password")
+            }
+            _ => {}
         }
     }
 }

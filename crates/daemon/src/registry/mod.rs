@@ -6,6 +6,7 @@
 //!  client: register, deregister, ls, watch, import, export ──HTTP──▶ any registry
 //! ```
 
+mod eureka;
 pub(crate) mod run;
 
 use std::path::Path;

@@ -7,11 +7,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use registry::api::{AuditLog, Auth, BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server, Tls};
+use registry::api::{
+    AuditLog, Auth, BUCKETS_MICROS, Context, EurekaServer, EurekaServers, Front, HttpStats, Mount, Server,
+    Tls,
+};
 use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
+use super::eureka::Replication;
 use crate::console::Known;
 use config::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
 use metrics::{Exposition, Source, Type};
@@ -28,6 +32,10 @@ pub struct Running {
     door: Arc<ArcSwap<Auth>>,
     tls: Option<Arc<Tls>>,
     audit: AuditLog,
+    /// Eureka's own servers; `None` where there are none.
+    eureka: Option<Arc<EurekaServers>>,
+    /// Requests to them; `None` after the shutdown.
+    replication: Mutex<Option<Replication>>,
     /// The fronts' server; `None` after the shutdown.
     server: Mutex<Option<Server>>,
 }
@@ -91,8 +99,11 @@ impl Running {
         registry.keep_from_probes(addresses.iter().copied().chain(dns.as_ref().map(|(address, _)| *address)));
         let mut limits = config.http();
         limits.connections = affordable(limits.connections, process::raise_descriptor_limit());
+        let replication = Replication::start(&config.eureka, &registry)?;
+        let eureka = replication.as_ref().map(|replication| Arc::clone(&replication.servers));
         let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone())
-            .known_as(config.hosts.clone());
+            .known_as(config.hosts.clone())
+            .replicating(eureka.clone());
         let door = context.door();
         let public = context.public();
         let stats = Arc::clone(&context.stats);
@@ -100,7 +111,8 @@ impl Running {
         let dns = dns.map(|(address, listener)| {
             (address, dns::Server::start(listener, config.dns.zone(), public, config.dns.limits()))
         });
-        Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
+        let (replication, server) = (Mutex::new(replication), Mutex::new(Some(server)));
+        Ok(Running { registry, stats, addresses, dns, door, tls, audit, eureka, replication, server })
     }
 
     /// Takes over the settings that can change while it runs: tokens, `auth`, and the files of `[registry.tls]` and `[registry.peer_tls]`, for
@@ -152,6 +164,7 @@ impl Running {
     pub async fn shutdown(&self, grace: Duration) {
         if let Some(server) = self.server.lock().await.take() {
             server.shutdown(grace).await;
+            drop(self.replication.lock().await.take());
             self.registry.shutdown().await;
         }
     }
@@ -242,6 +255,9 @@ impl Source for Running {
         if let Some((_, dns)) = &self.dns {
             describe_dns(&dns.stats(), &mut exposition);
         }
+        if let Some(eureka) = &self.eureka {
+            describe_eureka(&eureka.status(), &mut exposition);
+        }
         exposition
     }
 
@@ -256,6 +272,36 @@ impl Source for Running {
             (false, Some(error), _) => Err(format!("the store: {error}")),
             (false, None, Some(error)) => Err(format!("the store takes no writes: {error}")),
             (false, None, None) => Err("stopping".into()),
+        }
+    }
+}
+
+/// Adds the metrics of replication with Eureka's own servers.
+fn describe_eureka(servers: &[EurekaServer], exposition: &mut Exposition) {
+    type Value = fn(&EurekaServer) -> u64;
+    let metrics: [(Type, &str, &str, Value); 5] = [
+        (Type::Gauge, "registry_eureka_server_reached", "1 while the Eureka server takes changes.", |it| {
+            u64::from(it.reached)
+        }),
+        (
+            Type::Gauge,
+            "registry_eureka_server_waiting",
+            "Instances whose changes the Eureka server has not been told.",
+            |it| it.waiting as u64,
+        ),
+        (Type::Counter, "registry_eureka_sent_total", "Changes sent to the Eureka server.", |it| it.sent),
+        (Type::Counter, "registry_eureka_refused_total", "Changes that the Eureka server refused.", |it| it.refused),
+        (
+            Type::Counter,
+            "registry_eureka_lost_total",
+            "Changes given up, because the Eureka server did not take them in time or they were too many.",
+            |it| it.lost,
+        ),
+    ];
+    for (kind, name, help, value) in metrics {
+        let mut metric = exposition.metric(kind, name, help);
+        for server in servers {
+            metric.sample(&[("server", &server.name)], value(server));
         }
     }
 }

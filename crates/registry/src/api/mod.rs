@@ -63,6 +63,10 @@ pub use auth::{Auth, Role, Token, TokenHash, hash_of, parse_hash};
 pub use consul::read_filter as read_consul_filter;
 pub(crate) use consul::{has_tag, node_of, weight_by_health};
 pub use error::ApiError;
+pub use eureka::{
+    EurekaApplication, EurekaInstance, EurekaOverview, EurekaServer, EurekaServers, EurekaView, ServerAnswer,
+    ServerStep,
+};
 pub use identity::RESERVED;
 pub use limits::HttpLimits;
 use list_cache::ListCache;
@@ -139,6 +143,10 @@ pub struct Context {
     began: Instant,
     /// History from which Eureka's deltas start.
     delta_window: eureka::DeltaWindow,
+    /// Renewals of leases by Eureka's clients.
+    eureka_renewals: Arc<eureka::Renewals>,
+    /// Eureka's own servers that are told of changes.
+    eureka_servers: Option<Arc<EurekaServers>>,
     /// Cached responses about all services.
     lists: ListCache,
     /// State shared by all xDS streams.
@@ -209,6 +217,8 @@ impl Context {
             rates,
             began,
             delta_window,
+            eureka_renewals: Arc::default(),
+            eureka_servers: None,
             lists: ListCache::new(),
             xds: xds::Shared::default(),
             rules: polaris::Shared::default(),
@@ -222,6 +232,17 @@ impl Context {
     #[must_use]
     pub fn known_as(self, hosts: Vec<String>) -> Context {
         Context { hosts, ..self }
+    }
+
+    /// Sets Eureka's own servers that are told of the changes of Eureka's clients.
+    #[must_use]
+    pub fn replicating(self, servers: Option<Arc<EurekaServers>>) -> Context {
+        Context { eureka_servers: servers, ..self }
+    }
+
+    /// Returns Eureka's front, to look at.
+    pub fn eureka_view(&self) -> EurekaView {
+        EurekaView::new(self.registry.clone(), Arc::clone(&self.eureka_renewals), self.eureka_servers.clone())
     }
 
     /// Without authentication, rejects a request for a host name that is not the registry's.

@@ -276,3 +276,109 @@ async fn an_instance_is_shown_in_the_originals_form() {
     assert!(gone["actionType"] == "DELETED" && gone["leaseInfo"]["evictionTimestamp"] != 0, "{gone}");
     node.end().await;
 }
+
+/// Each step is a change as another Eureka server sends it, its status, and what is shown then: the status, the override, the address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_servers_changes_are_made_by_the_originals_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    let info = |status: &str, overridden: &str, dirty: i64, ip: &str| {
+        json!({
+            "instanceId": "a", "hostName": "h", "app": "SHOP", "ipAddr": ip, "port": { "$": 80, "@enabled": "true" },
+            "leaseInfo": { "durationInSecs": 600 }, "status": status, "overriddenStatus": overridden,
+            "lastDirtyTimestamp": dirty.to_string(),
+        })
+    };
+    let change = |action: &str, more: Value| {
+        let mut change = json!({ "appName": "SHOP", "id": "a", "action": action });
+        change.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        change
+    };
+    let registered = |info: Value| change("Register", json!({ "instanceInfo": info }));
+    let beat = |dirty: i64, overridden: Value| {
+        change("Heartbeat", json!({ "lastDirtyTimestamp": dirty, "status": "UP", "overriddenStatus": overridden }))
+    };
+    let said = |action: &str, status: &str, dirty: i64| {
+        change(action, json!({ "status": status, "lastDirtyTimestamp": dirty }))
+    };
+    let gone = json!([null, null, null]);
+    for (change, code, shown) in [
+        (beat(10, Value::Null), 404, gone.clone()),
+        (said("StatusUpdate", "DOWN", 10), 404, gone.clone()),
+        (change("Cancel", json!({})), 404, gone.clone()),
+        (change("Register", json!({})), 400, gone.clone()),
+        (change("Explode", json!({})), 400, gone.clone()),
+        (registered(info("UP", "UNKNOWN", 10, "10.0.0.1")), 200, json!(["UP", "UNKNOWN", "10.0.0.1"])),
+        (beat(10, Value::Null), 200, json!(["UP", "UNKNOWN", "10.0.0.1"])),
+        // The sender has older data: it gets the newer ones.
+        (beat(9, Value::Null), 409, json!(["UP", "UNKNOWN", "10.0.0.1"])),
+        // It has newer ones, and an operator's status.
+        (beat(11, json!("OUT_OF_SERVICE")), 404, json!(["OUT_OF_SERVICE", "OUT_OF_SERVICE", "10.0.0.1"])),
+        (
+            registered(info("UP", "UNKNOWN", 11, "10.0.0.2")),
+            200,
+            json!(["OUT_OF_SERVICE", "OUT_OF_SERVICE", "10.0.0.2"]),
+        ),
+        (
+            registered(info("UP", "UNKNOWN", 10, "10.0.0.3")),
+            200,
+            json!(["OUT_OF_SERVICE", "OUT_OF_SERVICE", "10.0.0.2"]),
+        ),
+        (said("DeleteStatusOverride", "UP", 11), 200, json!(["UP", "UNKNOWN", "10.0.0.2"])),
+        (said("StatusUpdate", "DOWN", 12), 200, json!(["DOWN", "DOWN", "10.0.0.2"])),
+        (beat(12, json!("DOWN")), 200, json!(["DOWN", "DOWN", "10.0.0.2"])),
+        // What a server says of UP and OUT_OF_SERVICE counts: it has applied the rules.
+        (said("DeleteStatusOverride", "UP", 12), 200, json!(["UP", "UNKNOWN", "10.0.0.2"])),
+        (
+            registered(info("OUT_OF_SERVICE", "UNKNOWN", 13, "10.0.0.2")),
+            200,
+            json!(["OUT_OF_SERVICE", "UNKNOWN", "10.0.0.2"]),
+        ),
+        (registered(info("UP", "UNKNOWN", 14, "10.0.0.2")), 200, json!(["UP", "UNKNOWN", "10.0.0.2"])),
+        (change("Cancel", json!({})), 200, gone.clone()),
+        (
+            registered(info("OUT_OF_SERVICE", "OUT_OF_SERVICE", 15, "10.0.0.4")),
+            200,
+            json!(["OUT_OF_SERVICE", "OUT_OF_SERVICE", "10.0.0.4"]),
+        ),
+    ] {
+        let body = json!({ "replicationList": [change] }).to_string();
+        let answer = node.ask("POST", "/eureka/peerreplication/batch/", &body).await;
+        assert_eq!(answer.0, 200, "{}", answer.1);
+        let answer: Value = serde_json::from_str(&answer.1).unwrap();
+        let response = &answer["responseList"][0];
+        assert_eq!(response["statusCode"], code, "{body}: {answer}");
+        assert_eq!(
+            response["responseEntity"]["instanceId"],
+            if code == 409 { json!("a") } else { Value::Null },
+            "{body}"
+        );
+        let (status, text) = node.ask("GET", "/eureka/apps/SHOP/a", "").await;
+        let instance: Value =
+            if status == 200 { serde_json::from_str::<Value>(&text).unwrap()["instance"].clone() } else { Value::Null };
+        assert_eq!(json!([instance["status"], instance["overriddenStatus"], instance["ipAddr"]]), shown, "{body}");
+    }
+    // Several at once: those of an instance in their order, and each with its own status.
+    let list: Vec<Value> = (0..20)
+        .flat_map(|number| {
+            let one = |action: &str, more: Value| {
+                let mut one = change(action, more);
+                one["id"] = format!("b{number}").into();
+                one
+            };
+            let mut info = info("UP", "UNKNOWN", 10, "10.0.0.1");
+            info["instanceId"] = format!("b{number}").into();
+            [one("Cancel", json!({})), one("Register", json!({ "instanceInfo": info })), one("Heartbeat", json!({}))]
+        })
+        .collect();
+    let body = json!({ "replicationList": list }).to_string();
+    let answer: Value =
+        serde_json::from_str(&node.ask("POST", "/eureka/peerreplication/batch", &body).await.1).unwrap();
+    let codes: Vec<u64> =
+        answer["responseList"].as_array().unwrap().iter().map(|one| one["statusCode"].as_u64().unwrap()).collect();
+    assert_eq!(codes, [404, 200, 200].repeat(20));
+    for (method, body, code) in [("POST", "{}", 400), ("POST", "[", 400), ("GET", "", 405)] {
+        assert_eq!(node.ask(method, "/eureka/peerreplication/batch", body).await.0, code, "{method} {body}");
+    }
+    node.end().await;
+}

@@ -4,11 +4,16 @@
 //! itself writes application names in upper case. An instance whose lease has expired is hidden at once, and removed after three more leases; a
 //! heartbeat before that restores it.
 //!
-//! Not supported: peer replication, and remote regions (`regions=` is ignored).
+//! A node replicates with Eureka's own servers: [`replica`] takes their changes, [`servers`] has them told of changes that clients made here. Remote
+//! regions are not supported (`regions=` is ignored).
 //!
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
+mod changes;
 mod delta;
+mod overview;
+mod replica;
+mod servers;
 mod view;
 mod whole;
 mod wire;
@@ -16,7 +21,7 @@ mod xml;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Method, StatusCode};
@@ -27,20 +32,20 @@ use super::list_cache::{Key, ListBuilder, Pieces};
 use super::reply::{JSON, XML};
 use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::rights::{Access, Resource};
-use crate::{
-    Beat, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
-    ServiceKey, ServiceSnapshot,
-};
+use crate::{Beat, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Revision, ServiceKey, ServiceSnapshot};
+use changes::{Origin, Renewal};
 pub(super) use delta::DeltaWindow;
+pub(super) use overview::Renewals;
+pub use overview::{EurekaApplication, EurekaInstance, EurekaOverview, EurekaView};
+use servers::Action;
+pub use servers::{EurekaServer, EurekaServers, ServerAnswer, ServerStep};
 use view::{Form, app_name};
-use wire::{KEPT, Kept};
+use wire::{KEPT, Kept, Sent};
 
 /// Default namespace, if the token is not for a single one: Eureka's clients cannot name a namespace.
 const NAMESPACE: &str = "default";
 /// Maximum number of instances with one id, of any application, that are searched.
 const MOST_OF_ID: usize = 64;
-/// Number of leases without a heartbeat after which an instance is removed.
-const LEASES: u32 = 3;
 
 struct Call<'a> {
     context: &'a Arc<Context>,
@@ -48,6 +53,7 @@ struct Call<'a> {
     caller: Caller,
     namespace: NamespaceName,
     form: Form,
+    origin: Origin,
 }
 
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
@@ -55,7 +61,9 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let accept = request.header(&ACCEPT).unwrap_or_default();
     let form = if accept.contains("json") { Form::Json } else { Form::Xml };
     let namespace = super::namespace(caller.only_namespace().unwrap_or(NAMESPACE))?;
-    let call = Call { context, request, caller, namespace, form };
+    let origin =
+        if request.named_header(servers::REPLICATION) == Some("true") { Origin::Replica } else { Origin::Client };
+    let call = Call { context, request, caller, namespace, form, origin };
     let path = request.path();
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
     // Spring's clients use …/eureka, older ones …/eureka/v2.
@@ -75,16 +83,19 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip).await?,
         ("POST", ["apps", app]) => call.register(app).await?,
         ("PUT", ["apps", app, id]) => call.heartbeat(app, id).await?,
-        ("DELETE", ["apps", app, id]) => call.cancel(app, id).await?,
-        ("PUT", ["apps", app, id, "status"]) => call.overrides(app, id, true).await?,
-        ("DELETE", ["apps", app, id, "status"]) => call.overrides(app, id, false).await?,
-        ("PUT", ["apps", app, id, "metadata"]) => call.metadata(app, id).await?,
+        ("DELETE", ["apps", app, id]) => done(call.cancel(app, id).await)?,
+        (verb @ ("PUT" | "DELETE"), ["apps", app, id, "status"]) => {
+            done(call.overrides(app, id, verb == "PUT", request.param("value"), call.dirty()?).await)?
+        }
+        ("PUT", ["apps", app, id, "metadata"]) => done(call.metadata(app, id).await)?,
+        ("POST", ["peerreplication", "batch"]) => replica::batch(&call).await?,
         (_, ["apps"] | ["apps", "delta"] | ["instances" | "vips" | "svips", _]) => {
             return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" });
         }
         (_, ["apps", _]) => return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST" }),
         (_, ["apps", _, _]) => return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" }),
         (_, ["apps", _, _, "status"]) => return Err(ApiError::MethodNotAllowed { allow: "PUT, DELETE" }),
+        (_, ["peerreplication", "batch"]) => return Err(ApiError::MethodNotAllowed { allow: "POST" }),
         (_, ["apps", _, _, "metadata"]) => return Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         _ => return Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
     };
@@ -93,9 +104,13 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
 
 impl Call<'_> {
     fn show(&self, name: &str, tree: Value) -> Reply {
+        self.show_as(StatusCode::OK, name, tree)
+    }
+
+    fn show_as(&self, status: StatusCode, name: &str, tree: Value) -> Reply {
         match self.form {
-            Form::Xml => Reply::bytes(StatusCode::OK, XML, view::xml(name, &tree)),
-            Form::Json => Reply::bytes(StatusCode::OK, JSON, json!({ name: tree }).to_string()),
+            Form::Xml => Reply::bytes(status, XML, view::xml(name, &tree)),
+            Form::Json => Reply::bytes(status, JSON, json!({ name: tree }).to_string()),
         }
     }
 
@@ -248,37 +263,28 @@ impl Call<'_> {
         if let Some(own) = sent.app.as_ref().filter(|own| app_name(own) != app_name(app)) {
             return Err(ApiError::bad(format!("instance.app: found {own:?}, expected {app:?} as in the address")));
         }
+        self.put(app, &sent).await?;
+        Ok(Reply::empty(StatusCode::NO_CONTENT))
+    }
+
+    /// Registers an instance of an application.
+    async fn put(&self, app: &str, sent: &Sent) -> Result<(), ApiError> {
         let service = self.service(app).await?;
         self.needs(&service)?;
-        let id = identity::eureka(&self.namespace, app, &sent.id)?;
-        let ttl = Duration::from_secs(sent.lease_seconds);
-        let mut older = false;
-        let written = self.context.registry.change(&id, |before| {
-            let known = before.and_then(|instance| Kept::of(instance));
-            let kept = sent.kept.after(known.as_ref());
-            older = kept.is_none();
-            let Some(kept) = kept else { return registered_again(before, known) };
-            let isolate = isolated(&kept, known.as_ref());
-            let own = [(KEPT, kept.to_text()), (identity::CLIENT_ID, sent.id.clone())];
-            let pairs = sent.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
-            let pairs = pairs.map(|(key, value)| (key.as_str(), value.clone())).chain(own);
-            let registration = Registration {
-                metadata: Metadata::from_pairs(pairs)?,
-                check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
-                health: Some(crate::Health::Passing),
-                isolate,
-                ..Registration::new(id.clone(), service.clone(), &sent.host, sent.port)
-            };
-            Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
-        });
-        if written.await?.changed() {
+        let registry = &self.context.registry;
+        let done = changes::register(registry, &self.namespace, &service, app, sent, self.origin).await?;
+        if done.changed {
             self.audit("register", &sent.id);
         }
-        if older {
-            // A newer registration stays, as in the original; its lease is renewed.
-            self.context.registry.heartbeat(std::slice::from_ref(&id)).await;
+        self.tell(Action::Register, &done.id, app, &sent.id);
+        Ok(())
+    }
+
+    /// Has the other Eureka servers told of a client's change.
+    fn tell(&self, action: Action, id: &InstanceId, app: &str, client_id: &str) {
+        if let (Some(servers), Origin::Client) = (&self.context.eureka_servers, self.origin) {
+            servers.tell(&self.namespace, action, id, app, client_id);
         }
-        Ok(Reply::empty(StatusCode::NO_CONTENT))
     }
 
     /// Returns the time of the client's last change, if the request has it.
@@ -290,47 +296,76 @@ impl Call<'_> {
     }
 
     async fn heartbeat(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
-        let dirty = self.dirty()?;
+        // `status=` is ignored, as in the original: a client whose status changes registers again, or has it overridden.
+        match self.renew(app, id, self.dirty()?, self.request.param("overriddenstatus")).await? {
+            None => Ok(Reply::empty(StatusCode::OK)),
+            Some(newer) => Ok(self.show_as(StatusCode::CONFLICT, "instance", view::instance(&newer, self.form))),
+        }
+    }
+
+    /// Renews an instance's lease. Returns the instance if the sender, another server, has older data of it.
+    async fn renew(
+        &self,
+        app: &str,
+        id: &str,
+        dirty: Option<i64>,
+        overridden: Option<&str>,
+    ) -> Result<Option<Arc<Instance>>, ApiError> {
         let instance = self.leased(app, id).await?;
         let Some(kept) = Kept::of(&instance) else {
             // Registered by another front: only its lease is renewed.
-            return self.beat(&instance).await;
+            return self.beat(&instance).await.map(|()| None);
         };
         let again = |what| Err(ApiError::NotFound { what, name: id.to_owned() });
         if kept.effective() == "UNKNOWN" {
             // An operator's status has ended: the answer makes the client register its own.
             return again("status of the instance");
         }
-        // `status=` is ignored, as in the original: a client whose status changes registers again, or has it overridden.
-        let reply = self.beat(&instance).await?;
-        match dirty {
-            // The client has newer data: the answer makes it register again. The lease is renewed all the same.
-            Some(dirty) if kept.last_dirty != 0 && dirty > kept.last_dirty => again("instance as new as that"),
-            _ => Ok(reply),
+        self.beat(&instance).await?;
+        self.tell(Action::Heartbeat, &instance.id, app, id);
+        match changes::renewal(&instance, &kept, dirty, self.origin) {
+            Renewal::Current => Ok(None),
+            Renewal::Newer => Ok(Some(instance)),
+            // The answer makes the sender register the instance again. The lease is renewed all the same.
+            Renewal::Older => {
+                if let (Origin::Replica, Some(status)) = (self.origin, overridden.filter(|it| *it != "UNKNOWN")) {
+                    changes::keep_override(&self.context.registry, &instance.id, &wire::status(status)?).await?;
+                }
+                again("instance as new as that")
+            }
         }
     }
 
-    async fn beat(&self, instance: &Instance) -> Result<Reply, ApiError> {
+    async fn beat(&self, instance: &Instance) -> Result<(), ApiError> {
         let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id)).await;
         match beats.first() {
-            Some(Beat::Known) => Ok(Reply::empty(StatusCode::OK)),
+            Some(Beat::Known) => {
+                self.context.eureka_renewals.note(Instant::now());
+                Ok(())
+            }
             _ => Err(ApiError::NotFound { what: "instance", name: identity::in_eureka(instance).to_owned() }),
         }
     }
 
-    async fn cancel(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+    async fn cancel(&self, app: &str, id: &str) -> Result<(), ApiError> {
         let instance = self.leased(app, id).await?;
         one(self.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
         self.audit("cancel", id);
-        Ok(Reply::empty(StatusCode::OK))
+        self.tell(Action::Cancel, &instance.id, app, id);
+        Ok(())
     }
 
     /// Sets an operator's override of the status, or removes it.
-    async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
-        let dirty = self.dirty()?;
+    async fn overrides(
+        &self,
+        app: &str,
+        id: &str,
+        set: bool,
+        value: Option<&str>,
+        dirty: Option<i64>,
+    ) -> Result<(), ApiError> {
         let instance = self.leased(app, id).await?;
-        let value = self.request.param("value").map(wire::status).transpose()?;
-        let value = match value {
+        let value = match value.map(wire::status).transpose()? {
             Some(value) => value,
             None if set => return Err(ApiError::bad("value is missing: expected a status")),
             // An instance of another front never registers here again.
@@ -349,15 +384,17 @@ impl Call<'_> {
                 kept.last_dirty = kept.last_dirty.max(dirty.unwrap_or(0));
             }
             pairs.insert(KEPT.into(), kept.to_text());
-            isolated(&kept, Some(&known))
+            changes::isolated(&kept, Some(&known))
         })
         .await?;
         self.audit(if set { "override status" } else { "end status override" }, id);
-        self.beat(&instance).await
+        self.beat(&instance).await?;
+        self.tell(if set { Action::StatusUpdate } else { Action::DeleteStatusOverride }, &instance.id, app, id);
+        Ok(())
     }
 
     /// Sets single entries of the metadata: `?key=value`.
-    async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+    async fn metadata(&self, app: &str, id: &str) -> Result<(), ApiError> {
         let instance = self.leased(app, id).await?;
         let mut entries = BTreeMap::new();
         for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {
@@ -376,7 +413,10 @@ impl Call<'_> {
         })
         .await?;
         self.audit("set metadata", id);
-        self.beat(&instance).await
+        self.beat(&instance).await?;
+        // As in the original, it is a registration for the others.
+        self.tell(Action::Register, &instance.id, app, id);
+        Ok(())
     }
 
     /// Edits an instance's metadata. `edit` returns true if the instance is isolated from now on; `None` leaves that unchanged.
@@ -406,25 +446,6 @@ impl Call<'_> {
     }
 }
 
-/// Returns true if the instance must be isolated after a change from `known` to `kept`; `None` leaves that unchanged: an instance that was UP but
-/// isolated has been isolated through another front.
-fn isolated(kept: &Kept, known: Option<&Kept>) -> Option<bool> {
-    match (kept.effective() == "UP", known.is_none_or(|known| known.effective() == "UP")) {
-        (false, _) => Some(true),
-        (true, false) => Some(false),
-        (true, true) => None,
-    }
-}
-
-/// Returns what an older registration changes: as in the original, the last change of the instance is a registration then.
-fn registered_again(before: Option<&Arc<Instance>>, known: Option<Kept>) -> Result<Edit, ApiError> {
-    let (Some(before), Some(known)) = (before, known.filter(|known| known.modified)) else { return Ok(Edit::Nothing) };
-    let kept = (KEPT, Kept { modified: false, ..known }.to_text());
-    let pairs = before.metadata.iter().filter(|(key, _)| *key != KEPT).map(|(key, value)| (key, value.to_owned()));
-    let metadata = Some(Metadata::from_pairs(pairs.chain([kept]))?);
-    Ok(Edit::Patch(Patch { metadata, ..Patch::default() }))
-}
-
 /// Returns the applications with at least one instance that is wanted and whose lease is valid.
 fn shown(services: &[Arc<ServiceSnapshot>], form: Form, wanted: impl Fn(&Instance) -> bool) -> Vec<Value> {
     // Two services whose names differ only in case are one application.
@@ -439,32 +460,11 @@ fn shown(services: &[Arc<ServiceSnapshot>], form: Form, wanted: impl Fn(&Instanc
     applications.into_iter().map(|(name, list)| view::application(&name, list)).collect()
 }
 
-fn one(rows: Vec<Result<crate::Written, crate::WriteError>>) -> Result<crate::Written, ApiError> {
-    rows.into_iter().next().unwrap_or(Err(crate::WriteError::Stopped)).map_err(ApiError::from)
+/// Returns the empty answer to a change.
+fn done(changed: Result<(), ApiError>) -> Result<Reply, ApiError> {
+    changed.map(|()| Reply::empty(StatusCode::OK))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whose_word_counts() {
-        let kept = |status: &str, overridden: &str| Kept {
-            status: status.into(),
-            overridden: overridden.into(),
-            ..Kept::default()
-        };
-        for (now, before, expected) in [
-            (kept("UP", ""), None, None),
-            (kept("DOWN", ""), None, Some(true)),
-            (kept("UP", "OUT_OF_SERVICE"), None, Some(true)),
-            (kept("UP", ""), Some(kept("UP", "")), None),
-            (kept("UP", ""), Some(kept("DOWN", "")), Some(false)),
-            (kept("UP", ""), Some(kept("UP", "OUT_OF_SERVICE")), Some(false)),
-            (kept("UP", "UP"), Some(kept("DOWN", "")), Some(false)),
-            (kept("DOWN", "UP"), Some(kept("UP", "UP")), Some(true)),
-        ] {
-            assert_eq!(isolated(&now, before.as_ref()), expected, "{now:?} after {before:?}");
-        }
-    }
+fn one(rows: Vec<Result<crate::Written, crate::WriteError>>) -> Result<crate::Written, ApiError> {
+    rows.into_iter().next().unwrap_or(Err(crate::WriteError::Stopped)).map_err(ApiError::from)
 }

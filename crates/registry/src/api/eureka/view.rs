@@ -96,8 +96,7 @@ pub(super) fn instance(instance: &Instance, form: Form) -> Value {
         // No instance is this server.
         "isCoordinatingDiscoveryServer": "false",
         "lastUpdatedTimestamp": instance.mtime.to_string(),
-        // As the original, which takes the time of the registration for a client that says none.
-        "lastDirtyTimestamp": if kept.last_dirty == 0 { instance.mtime } else { kept.last_dirty }.to_string(),
+        "lastDirtyTimestamp": last_dirty(instance, &kept).to_string(),
         "actionType": if kept.modified { "MODIFIED" } else { "ADDED" },
     });
     if let Some(vip) = vip(instance, &kept) {
@@ -109,6 +108,11 @@ pub(super) fn instance(instance: &Instance, form: Form) -> Value {
         }
     }
     shown
+}
+
+/// Returns the time of the client's last change; as in the original, the time of the registration for a client that says none.
+pub(super) fn last_dirty(instance: &Instance, kept: &Kept) -> i64 {
+    if kept.last_dirty == 0 { instance.mtime } else { kept.last_dirty }
 }
 
 /// Returns the addresses by which clients find an instance; `None` if its client has sent none.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::changes::Origin;
 use crate::Instance;
 use crate::api::ApiError;
 
@@ -80,7 +81,7 @@ impl Kept {
     }
 
     /// Returns the attributes after a registration that sent `self`, of an instance that had `before`; `None` if the registration is older than `before`.
-    pub(super) fn after(&self, before: Option<&Kept>) -> Option<Kept> {
+    pub(super) fn after(&self, before: Option<&Kept>, origin: Origin) -> Option<Kept> {
         let Some(before) = before else {
             let status = self.effective().to_owned();
             return Some(Kept { status, ..self.clone() });
@@ -90,7 +91,9 @@ impl Kept {
             return None;
         }
         let overridden = if before.overridden.is_empty() { &self.overridden } else { &before.overridden };
-        let status = precedence(&self.status, overridden, Some(before.effective())).to_owned();
+        // As in the original, a server that replicates has applied the last rule already.
+        let stays = Some(before.effective()).filter(|_| origin == Origin::Client);
+        let status = precedence(&self.status, overridden, stays).to_owned();
         let up = before.was_up() && status != "UP";
         Some(Kept { status, overridden: overridden.clone(), up, ..self.clone() })
     }
@@ -395,7 +398,7 @@ mod tests {
     fn a_status_through_the_life_of_an_instance() {
         let sent = |status: &str, last_dirty| Kept { status: status.into(), last_dirty, ..Kept::default() };
         let shown = |kept: &Kept| [kept.effective().to_owned(), kept.overridden.clone()];
-        let mut kept = sent("UP", 10).after(None).unwrap();
+        let mut kept = sent("UP", 10).after(None, Origin::Client).unwrap();
         // What is in force already is no override.
         kept.set_override("UP");
         assert_eq!(shown(&kept), ["UP", ""]);
@@ -405,22 +408,32 @@ mod tests {
         for (status, expected) in
             [("UP", "OUT_OF_SERVICE"), ("DOWN", "DOWN"), ("STARTING", "STARTING"), ("UP", "OUT_OF_SERVICE")]
         {
-            kept = sent(status, 11).after(Some(&kept)).unwrap();
+            kept = sent(status, 11).after(Some(&kept), Origin::Client).unwrap();
             assert_eq!((shown(&kept), kept.modified), ([expected.into(), "OUT_OF_SERVICE".into()], false), "{status}");
         }
         // An override that a registration brings does not replace it.
         let brings = Kept { overridden: "UP".into(), ..sent("UP", 12) };
-        assert_eq!(shown(&brings.after(Some(&kept)).unwrap()), ["OUT_OF_SERVICE", "OUT_OF_SERVICE"]);
+        assert_eq!(shown(&brings.after(Some(&kept), Origin::Client).unwrap()), ["OUT_OF_SERVICE", "OUT_OF_SERVICE"]);
         kept.end_override("UNKNOWN");
         assert_eq!(shown(&kept), ["UNKNOWN", ""]);
         kept.end_override("DOWN");
         assert_eq!(shown(&kept), ["UNKNOWN", ""], "there is none any more");
-        kept = sent("UP", 12).after(Some(&kept)).unwrap();
+        kept = sent("UP", 12).after(Some(&kept), Origin::Client).unwrap();
         assert_eq!(shown(&kept), ["UP", ""]);
         // An older registration changes nothing; one that does not say when it was made counts.
-        assert_eq!(sent("DOWN", 11).after(Some(&kept)), None);
-        assert_eq!(sent("DOWN", 12).after(Some(&kept)).map(|kept| kept.status), Some("DOWN".into()));
-        assert_eq!(sent("DOWN", 0).after(Some(&kept)).map(|kept| kept.status), Some("DOWN".into()));
+        assert_eq!(sent("DOWN", 11).after(Some(&kept), Origin::Client), None);
+        assert_eq!(sent("DOWN", 12).after(Some(&kept), Origin::Client).map(|kept| kept.status), Some("DOWN".into()));
+        assert_eq!(sent("DOWN", 0).after(Some(&kept), Origin::Client).map(|kept| kept.status), Some("DOWN".into()));
+        // Another server's word on UP and OUT_OF_SERVICE counts, a client's does not; an operator's status comes before both.
+        let (up, out) = (sent("UP", 12), sent("OUT_OF_SERVICE", 12));
+        for (before, sent, origin, expected) in [
+            (&out, &up, Origin::Client, "OUT_OF_SERVICE"),
+            (&out, &up, Origin::Replica, "UP"),
+            (&up, &out, Origin::Replica, "OUT_OF_SERVICE"),
+            (&Kept { overridden: "DOWN".into(), ..out.clone() }, &up, Origin::Replica, "DOWN"),
+        ] {
+            assert_eq!(sent.after(Some(before), origin).unwrap().status, expected, "{before:?} {origin:?}");
+        }
     }
 
     #[test]

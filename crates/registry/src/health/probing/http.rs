@@ -6,7 +6,6 @@
 use std::fmt;
 use std::io;
 
-use base64::Engine as _;
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
@@ -211,10 +210,7 @@ pub fn read_probe(bytes: &[u8]) -> Option<Health> {
 /// Returns the content of `Authorization` for `user:password`, both percent-encoded.
 fn basic(user: &str) -> String {
     let (user, password) = user.split_once(':').unwrap_or((user, ""));
-    let mut plain: Vec<u8> = percent_decode_str(user).collect();
-    plain.push(b':');
-    plain.extend(percent_decode_str(password));
-    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(plain))
+    crate::basic_login(percent_decode_str(user).collect::<Vec<u8>>(), percent_decode_str(password).collect::<Vec<u8>>())
 }
 
 /// Returns path and query as they are sent: beginning with a slash, without a fragment, and with all but visible ASCII percent-encoded.
@@ -296,6 +292,8 @@ fn location(head: &[u8]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use base64::Engine as _;
 
     use super::*;
 
