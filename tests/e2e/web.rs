@@ -323,6 +323,42 @@ async fn services_are_found_and_acted_on() {
         })
         .await;
     entries_are_found_and_rolled_back(&node, &console).await;
+    eurekas_applications_are_shown(&node, &console).await;
+}
+
+/// Instances as Eureka's clients see them: those that are not UP first, with counts by image, zone and status, and their leases.
+async fn eurekas_applications_are_shown(node: &RegistryNode, console: &Console) {
+    for (app, id, status, zone) in [
+        ("GOOD", "g1", "UP", "z1"),
+        ("GOOD", "g2", "UP", "z2"),
+        ("WEAK", "w1", "UP", "z1"),
+        ("WEAK", "w2", "STARTING", "z1"),
+    ] {
+        let instance = json!({ "instance": {
+            "instanceId": id, "hostName": id, "app": app, "ipAddr": "10.0.0.1", "status": status, "metadata": { "zone": zone },
+            "statusPageUrl": format!("http://{id}/info"), "leaseInfo": { "renewalIntervalInSecs": 20 },
+        }});
+        assert_eq!(node.send("POST", &format!("/eureka/apps/{app}"), &instance).await.status, 204);
+    }
+    for _ in 0..3 {
+        assert_eq!(node.ask("PUT", "/eureka/apps/GOOD/g1", &[], "").await.status, 200);
+    }
+    let shown = console.get("/api/eureka?namespace=default").await.json();
+    let applications = shown["applications"].as_array().unwrap();
+    let place = |name: &str| applications.iter().position(|application| application["name"] == name).unwrap();
+    assert!(place("WEAK") < place("GOOD"), "{shown}");
+    let weak = &applications[place("WEAK")];
+    assert_eq!(weak["statuses"], json!({ "STARTING": 1, "UP": 1 }));
+    assert_eq!((&weak["zones"], &weak["images"]), (&json!({ "z1": 2 }), &json!({ "": 2 })));
+    let first = &weak["instances"][0];
+    assert_eq!(
+        (&first["id"], &first["status"], &first["page"]),
+        (&json!("w2"), &json!("STARTING"), &json!("http://w2/info"))
+    );
+    assert_eq!(first["instance"], "default/eureka:w2@WEAK");
+    // Four instances that renew every 20 seconds, of which one has renewed three times.
+    assert_eq!((&shown["expected"], &shown["renewed"], &shown["protected"]), (&json!(12), &json!(3), &Value::Null));
+    assert_eq!((&shown["servers"], console.get("/api/eureka?namespace=%00").await.status), (&json!([]), 404));
 }
 
 /// Configuration entries are for operators: lists, contents, versions, their difference, the audit log, a roll-back. No secret is shown.

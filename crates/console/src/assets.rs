@@ -44,6 +44,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/curves.js" JS "curves.js",
         "/dom.js" JS "dom.js",
         "/drawing.js" JS "drawing.js",
+        "/eureka.js" JS "eureka.js",
         "/folds.js" JS "folds.js",
         "/format.js" JS "format.js",
         "/history.js" JS "history.js",

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::picture::{
-    Clients, Cluster, Comparison, Entries, EntryDetail, Found, InstanceDetail, Instances, PoolNumbers, ProxyNumbers,
-    Registry, Relay, Statements,
+    Clients, Cluster, Comparison, Entries, EntryDetail, Eureka, Found, InstanceDetail, Instances, PoolNumbers,
+    ProxyNumbers, Registry, Relay, Statements,
 };
 use crate::search::Search;
 use crate::transitions::Transition;
@@ -94,6 +94,8 @@ pub trait RegistryPart: Send + Sync {
     fn transitions_since(&self, since: u64, limit: usize) -> (Vec<Transition>, u64);
     /// Returns an instance, `namespace/id`.
     fn instance(&self, id: &str) -> Option<InstanceDetail>;
+    /// Returns up to `limit` applications of a namespace, as Eureka's clients see them.
+    fn eureka(&self, namespace: &str, limit: usize) -> Option<Eureka>;
     /// Returns up to `limit` configuration entries of a namespace: of a group, unless it is empty, and with `text` in their name.
     fn entries(&self, namespace: &str, group: &str, text: &str, limit: usize) -> Option<Entries>;
     /// Returns an entry with its versions. A secret's content is left out.

@@ -326,6 +326,72 @@ pub struct Registry {
     pub counts: BTreeMap<&'static str, u64>,
 }
 
+/// Applications that Eureka's clients see, and their leases.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Eureka {
+    /// Namespaces of the registry.
+    pub namespaces: Vec<String>,
+    /// Applications, those with an instance that is not UP first.
+    pub applications: Vec<EurekaApplication>,
+    /// Number of all applications.
+    pub total: usize,
+    /// Renewals a minute that the instances' intervals come to, at all nodes.
+    pub expected: u64,
+    /// Renewals in the last minute at this node.
+    pub renewed: u64,
+    /// Seconds since silent instances are kept, for too many are silent at once; None if none are.
+    pub protected: Option<u64>,
+    /// Eureka's own servers that the node replicates with.
+    pub servers: Vec<EurekaServer>,
+}
+
+/// An application of Eureka's clients. The counts are of its instances, by machine image, zone and status; an empty name stands for those without one.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EurekaApplication {
+    /// The name, in upper case.
+    pub name: String,
+    /// Counts by machine image.
+    pub images: BTreeMap<String, usize>,
+    /// Counts by zone.
+    pub zones: BTreeMap<String, usize>,
+    /// Counts by status.
+    pub statuses: BTreeMap<&'static str, usize>,
+    /// Instances, those that are not UP first; further ones are left out.
+    pub instances: Vec<EurekaInstance>,
+}
+
+/// An instance of an application.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EurekaInstance {
+    /// The client's id.
+    pub id: String,
+    /// `namespace/id` of the registry's instance.
+    pub instance: String,
+    /// The status in force.
+    pub status: &'static str,
+    /// Address of the page about its state, as the client has sent it.
+    pub page: Option<String>,
+}
+
+/// One of Eureka's own servers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EurekaServer {
+    /// Address.
+    pub url: String,
+    /// True if the last request succeeded.
+    pub reached: bool,
+    /// Reason of the last failure; None after a success.
+    pub error: Option<String>,
+    /// Instances whose changes have not been sent.
+    pub waiting: usize,
+    /// Changes that were sent, refused, and given up, since the start.
+    pub sent: u64,
+    /// See `sent`.
+    pub refused: u64,
+    /// See `sent`.
+    pub lost: u64,
+}
+
 /// A brake that holds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Protected {

@@ -5,6 +5,7 @@ import * as cluster from './cluster.js';
 import { choices, chosen, seen, to } from './clusters.js';
 import * as configuration from './configuration.js';
 import { byId, h, replace, setText, state as mark } from './dom.js';
+import * as eureka from './eureka.js';
 import { clock } from './format.js';
 import * as live from './live.js';
 import * as services from './services.js';
@@ -120,7 +121,7 @@ function show() {
     linkState();
     const { hello } = state;
     if (!hello) return;
-    for (const tab of ['tab-services', 'tab-configuration']) byId(tab).hidden = !hello.parts.includes('registry');
+    for (const tab of ['tab-services', 'tab-eureka', 'tab-configuration']) byId(tab).hidden = !hello.parts.includes('registry');
     setText(byId('cluster-name'), state.cluster?.name ?? '');
     actsOn(seen(state), choices(state).length > 0);
     showChoices();
@@ -128,6 +129,7 @@ function show() {
     setText(byId('clock'), `as of ${clock(state.now, state.now)}`);
     if (!byId('page-cluster').hidden) cluster.show(state);
     services.show(state.registry, state.now);
+    eureka.show(state.registry);
   });
 }
 
@@ -140,7 +142,8 @@ function showChoices() {
 function route() {
   const onServices = /^#\/(services|service|instance)\b/.test(location.hash);
   const onConfiguration = /^#\/(configuration|entry)\b/.test(location.hash);
-  const pages = { cluster: !onServices && !onConfiguration, services: onServices, configuration: onConfiguration };
+  const onEureka = /^#\/eureka\b/.test(location.hash);
+  const pages = { cluster: !onServices && !onEureka && !onConfiguration, services: onServices, eureka: onEureka, configuration: onConfiguration };
   for (const [page, on] of Object.entries(pages)) {
     byId(`page-${page}`).hidden = !on;
     const tab = `tab-${page}`;
@@ -148,6 +151,7 @@ function route() {
     else byId(tab).removeAttribute('aria-current');
   }
   if (onServices) services.go(location.hash);
+  if (onEureka) eureka.go(location.hash);
   if (onConfiguration) configuration.go(location.hash);
   show();
 }
@@ -203,6 +207,7 @@ onSession((who) => {
   if (who.may_view && !stream) connect();
   show();
   services.load();
+  eureka.load();
   configuration.load();
 });
 byId('sign').addEventListener('click', () => (session().name ? signOut() : signIn()));
@@ -216,6 +221,7 @@ setInterval(linkState, 1000);
 theme(stored());
 cluster.setUp();
 services.setUp();
+eureka.setUp();
 configuration.setUp();
 route();
 connect();

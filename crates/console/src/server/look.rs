@@ -56,6 +56,10 @@ pub(super) async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) ->
             let (registry, id) = (registry()?, value("id").unwrap_or_default());
             blocking(move || registry.instance(&id), "no such instance").await
         }
+        "/api/eureka" => {
+            let (registry, namespace) = (registry()?, value("namespace").unwrap_or_default());
+            blocking(move || registry.eureka(&namespace, ROWS), "no such namespace").await
+        }
         "/api/entries" => {
             let registry = registry()?;
             let [namespace, group, text] = ["namespace", "group", "q"].map(|name| value(name).unwrap_or_default());

@@ -11,7 +11,7 @@ use ::console::{
     Action, BoxFuture, EntryName, Refusal, RegistryPart, Search, State, Transition, Transitions, compare, service_rank,
     standing_rank,
 };
-use registry::api::{AuditLog, Audited};
+use registry::api::{AuditLog, Audited, EurekaApplication, EurekaServer, EurekaView};
 use registry::configuration::{ConfigEntry, ConfigKey};
 use registry::{
     Change, Health, Instance, InstanceId, NamespaceName, Patch, Registry, Revision, ServiceKey, ServiceSnapshot,
@@ -37,12 +37,13 @@ pub struct Known {
     registry: Registry,
     addresses: Vec<String>,
     audit: AuditLog,
+    eureka: EurekaView,
     transitions: Mutex<Transitions>,
 }
 
 impl Known {
-    pub fn new(registry: Registry, addresses: Vec<String>, audit: AuditLog) -> Known {
-        Known { registry, addresses, audit, transitions: Mutex::default() }
+    pub fn new(registry: Registry, addresses: Vec<String>, audit: AuditLog, eureka: EurekaView) -> Known {
+        Known { registry, addresses, audit, eureka, transitions: Mutex::default() }
     }
 
     fn transitions(&self) -> MutexGuard<'_, Transitions> {
@@ -164,6 +165,22 @@ fn instance(instance: &Instance) -> picture::Instance {
         created: instance.ctime,
         changed: instance.mtime,
     }
+}
+
+fn application(found: EurekaApplication) -> picture::EurekaApplication {
+    let EurekaApplication { name, images, zones, statuses, instances } = found;
+    let instances = instances.into_iter().map(|one| picture::EurekaInstance {
+        id: one.id,
+        instance: one.instance,
+        status: one.status,
+        page: one.page,
+    });
+    picture::EurekaApplication { name, images, zones, statuses, instances: instances.collect() }
+}
+
+fn eureka_server(found: EurekaServer) -> picture::EurekaServer {
+    let EurekaServer { name, reached, error, waiting, sent, refused, lost } = found;
+    picture::EurekaServer { url: name, reached, error, waiting, sent, refused, lost }
 }
 
 /// True if a change in the audit log is one of an entry: its object is the entry's name, or begins with it.
@@ -302,6 +319,19 @@ impl RegistryPart for Known {
     fn instance(&self, id: &str) -> Option<InstanceDetail> {
         let found = self.registry.instance(&InstanceId::parse(id).ok()?)?;
         Some(InstanceDetail { instance: instance(&found), history: self.transitions().of(id, HISTORY) })
+    }
+
+    fn eureka(&self, namespace: &str, limit: usize) -> Option<picture::Eureka> {
+        let found = self.eureka.look(&NamespaceName::new(namespace).ok()?, limit);
+        Some(picture::Eureka {
+            namespaces: self.registry.namespaces().iter().map(|name| name.as_str().to_owned()).collect(),
+            applications: found.applications.into_iter().map(application).collect(),
+            total: found.total,
+            expected: found.expected,
+            renewed: found.renewed,
+            protected: found.protected.map(|since| since.as_secs()),
+            servers: found.servers.into_iter().map(eureka_server).collect(),
+        })
     }
 
     fn entries(&self, namespace: &str, group: &str, text: &str, limit: usize) -> Option<Entries> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use registry::api::{
-    AuditLog, Auth, BUCKETS_MICROS, Context, EurekaServer, EurekaServers, Front, HttpStats, Mount, Server,
+    AuditLog, Auth, BUCKETS_MICROS, Context, EurekaServer, EurekaServers, EurekaView, Front, HttpStats, Mount, Server,
     Tls,
 };
 use registry::{Registry, dns};
@@ -34,6 +34,7 @@ pub struct Running {
     audit: AuditLog,
     /// Eureka's own servers; `None` where there are none.
     eureka: Option<Arc<EurekaServers>>,
+    eureka_view: EurekaView,
     /// Requests to them; `None` after the shutdown.
     replication: Mutex<Option<Replication>>,
     /// The fronts' server; `None` after the shutdown.
@@ -105,14 +106,14 @@ impl Running {
             .known_as(config.hosts.clone())
             .replicating(eureka.clone());
         let door = context.door();
-        let public = context.public();
+        let (public, eureka_view) = (context.public(), context.eureka_view());
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
         let dns = dns.map(|(address, listener)| {
             (address, dns::Server::start(listener, config.dns.zone(), public, config.dns.limits()))
         });
         let (replication, server) = (Mutex::new(replication), Mutex::new(Some(server)));
-        Ok(Running { registry, stats, addresses, dns, door, tls, audit, eureka, replication, server })
+        Ok(Running { registry, stats, addresses, dns, door, tls, audit, eureka, eureka_view, replication, server })
     }
 
     /// Takes over the settings that can change while it runs: tokens, `auth`, and the files of `[registry.tls]` and `[registry.peer_tls]`, for
@@ -147,7 +148,8 @@ impl Running {
 
     /// Returns the registry for the console.
     pub fn known(&self) -> Known {
-        Known::new(self.registry.clone(), self.addresses.iter().map(ToString::to_string).collect(), self.audit.clone())
+        let addresses = self.addresses.iter().map(ToString::to_string).collect();
+        Known::new(self.registry.clone(), addresses, self.audit.clone(), self.eureka_view.clone())
     }
 
     /// Returns the addresses; the one with all fronts first.
