@@ -209,7 +209,21 @@ async fn probes_speak_tls_and_look_at_certificates() {
         check.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         check
     };
+    let of = |kind: &str, at: &str, more: Value| {
+        let mut check = json!({ kind: at, "Interval": "1s" });
+        check.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        check
+    };
     let cases = [
+        ("tcp", of("TCP", &good, json!({ "TCPUseTLS": true })), "passing"),
+        ("tcp-another-authority", of("TCP", &bad, json!({ "TCPUseTLS": true })), "critical"),
+        ("tcp-not-verified", of("TCP", &bad, json!({ "TCPUseTLS": true, "TLSSkipVerify": true })), "passing"),
+        ("tcp-plain", of("TCP", &bad, json!({})), "passing"),
+        ("h2ping", of("H2PING", &good, json!({})), "passing"),
+        ("h2ping-another-authority", of("H2PING", &bad, json!({})), "critical"),
+        ("h2ping-another-name", of("H2PING", &good, json!({ "TLSServerName": "other.example" })), "critical"),
+        ("h2ping-not-verified", of("H2PING", &bad, json!({ "TLSSkipVerify": true })), "passing"),
+        ("h2ping-plain", of("H2PING", &good, json!({ "H2PingUseTLS": false })), "critical"),
         ("verified", http("https", &good, json!({})), "passing"),
         ("another-authority", http("https", &bad, json!({})), "critical"),
         ("not-verified", http("https", &bad, json!({ "TLSSkipVerify": true })), "passing"),

@@ -33,7 +33,7 @@ fn pace() -> Pace {
 pub fn of_binlog(engine: &str, parts: impl Iterator<Item = (String, String, &'static str)>) -> Vec<Registration> {
     let mut rows = Vec::new();
     for (name, address, role) in parts {
-        let check = CheckKind::Tcp { target: None, pace: pace() };
+        let check = CheckKind::Tcp { target: None, tls: None, pace: pace() };
         // Recognised by its name: a relay that is down has no role.
         let row = match (name.as_str(), role) {
             ("relay", _) => row("relay", "mysql", "relay1", &address, None, None, check),
@@ -61,7 +61,7 @@ pub fn of_postgres(view: &View, servers: &[NodeConfig], relays: &[String], proxi
     }
     for (service, addresses) in [("relay", relays), ("proxy", proxies)] {
         for (index, address) in addresses.iter().enumerate() {
-            let check = CheckKind::Tcp { target: None, pace: pace() };
+            let check = CheckKind::Tcp { target: None, tls: None, pace: pace() };
             let name = format!("{service}{}", index + 1);
             rows.extend(row(service, "postgresql", &name, address, None, None, check));
         }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn addresses_become_instances() {
-        let check = || CheckKind::Tcp { target: None, pace: Pace::default() };
+        let check = || CheckKind::Tcp { target: None, tls: None, pace: Pace::default() };
         let v6 = row("postgres", "postgresql", "node1", "[::1]:5432", Some("primary"), None, check()).unwrap();
         assert_eq!((v6.host.as_str(), v6.port, v6.metadata.get("role")), ("::1", 5432, Some("primary")));
         assert_eq!(v6.service.as_str(), "kingpost/postgres");

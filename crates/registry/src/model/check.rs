@@ -35,6 +35,9 @@ pub enum CheckKind {
         /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
+        /// TLS parameters of a probe that passes only after a TLS handshake; None for a connection in clear.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tls: Option<ProbeTls>,
         /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
@@ -110,6 +113,29 @@ pub enum CheckKind {
         /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
+    },
+    /// A probe that passes if an HTTP/2 server answers a `PING` frame.
+    H2ping {
+        /// Address to connect to, `host:port`; None for the instance's own address.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// TLS parameters; None for a connection in clear.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tls: Option<ProbeTls>,
+        /// Interval, timeout and thresholds of the probe.
+        #[serde(flatten)]
+        pace: Pace,
+    },
+    /// The health of another instance of the namespace; critical while that does not exist.
+    Alias {
+        /// The other instance's id in the namespace.
+        instance: String,
+        /// Name of Consul's node, as the client has sent it; empty if it sent none.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        node: String,
+        /// Id of Consul's service, like `node`.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        service: String,
     },
     /// No lease and no probe: the health stays as it was reported last.
     Reported,
@@ -275,7 +301,13 @@ impl Check {
             CheckKind::Reported => {}
             CheckKind::Several { checks } => several(checks)?,
             CheckKind::Ttl { ttl } => within("ttl of a check", *ttl, Duration::from_secs(1), DAY, "1s to 1day")?,
-            CheckKind::Tcp { target, pace }
+            CheckKind::Alias { instance, node, service } => {
+                limits::text("instance of a check", instance, 1, 300)?;
+                limits::text("node of a check", node, 0, 300)?;
+                limits::text("service of a check", service, 0, 300)?;
+            }
+            CheckKind::Tcp { target, pace, .. }
+            | CheckKind::H2ping { target, pace, .. }
             | CheckKind::Udp { target, pace, .. }
             | CheckKind::Postgres { target, pace }
             | CheckKind::Mysql { target, pace }
@@ -284,8 +316,12 @@ impl Check {
                 if let CheckKind::Udp { message, .. } = &self.kind {
                     limits::text("message of a check", message, 0, LONGEST_DATAGRAM)?;
                 }
-                if let CheckKind::Grpc { service, tls, .. } = &self.kind {
+                if let CheckKind::Grpc { service, .. } = &self.kind {
                     limits::text("service of a check", service, 0, 256)?;
+                }
+                if let CheckKind::Grpc { tls, .. } | CheckKind::Tcp { tls, .. } | CheckKind::H2ping { tls, .. } =
+                    &self.kind
+                {
                     tls.iter().try_for_each(ProbeTls::check)?;
                 }
                 if let Some(target) = target {

@@ -572,3 +572,60 @@ async fn each_host_reports_its_own_lease() {
     assert_eq!(node.ask_from("127.0.0.8", "PUT", "/v1/session/create", "").await.0, 200);
     node.end().await;
 }
+
+/// An alias has the health of a service of the same agent, of another node, or of a node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_alias_has_the_health_of_what_it_names() {
+    let node = Node::alone().await;
+    let check = |fields: Value| {
+        let mut check = json!({ "CheckID": "alias" });
+        check.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        check
+    };
+    let aliasing = async |name: &str, fields: Value| {
+        node.put("/v1/agent/service/register", &json!({ "Name": name, "Port": 80, "Check": check(fields) })).await;
+    };
+    let is = async |name: &str, status: &str| {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let found = node.get(&format!("/v1/health/checks/{name}")).await;
+            let own = found.as_array().unwrap().iter().find(|one| one["CheckID"] == "alias").unwrap().clone();
+            if own["Status"] == status {
+                assert_eq!(own["Type"], "alias");
+                return own;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{name} is not {status}: {own}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    // The aliased service comes later, and another node's beside it.
+    aliasing("front", json!({ "AliasService": "back" })).await;
+    aliasing("far", json!({ "AliasService": "back", "AliasNode": "n1" })).await;
+    aliasing("host", json!({ "AliasNode": "n1" })).await;
+    let back =
+        json!({ "Name": "back", "Port": 81, "Check": { "CheckID": "beat", "TTL": "600s", "Status": "warning" } });
+    node.put("/v1/agent/service/register", &back).await;
+    let of_node = |service: &str, status: &str| {
+        json!({
+            "Node": "n1", "Address": "10.0.0.1", "Service": { "ID": "back", "Service": "back", "Port": 82 },
+            "Checks": [{ "Node": "n1", "CheckID": "up", "Name": "up", "Status": status, "ServiceID": service }],
+        })
+    };
+    is("front", "warning").await;
+    is("far", "critical").await;
+    is("host", "critical").await;
+    node.put("/v1/catalog/register", &of_node("back", "warning")).await;
+    assert_eq!(is("far", "warning").await["Definition"], json!({ "AliasNode": "n1", "AliasService": "back" }));
+    is("host", "passing").await;
+    node.put("/v1/agent/check/pass/beat", &json!({})).await;
+    is("front", "passing").await;
+    node.put("/v1/agent/check/fail/beat", &json!({})).await;
+    is("front", "critical").await;
+    // A check of the node counts for its services, too.
+    node.put("/v1/catalog/register", &of_node("", "critical")).await;
+    is("far", "critical").await;
+    is("host", "critical").await;
+    let own = json!({ "Name": "front", "Port": 80, "Check": check(json!({ "AliasService": "front" })) });
+    assert_eq!(node.ask("PUT", "/v1/agent/service/register", &own.to_string()).await.0, 400);
+    node.end().await;
+}

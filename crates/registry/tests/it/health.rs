@@ -165,7 +165,7 @@ async fn probes_find_out_who_answers() {
     });
     let pace = Pace { interval: Duration::from_secs(1), timeout: Duration::from_secs(1), fall: 1, rise: 1 };
     let kinds = [
-        CheckKind::Tcp { target: None, pace: pace.clone() },
+        CheckKind::Tcp { target: None, tls: None, pace: pace.clone() },
         CheckKind::Http { url: "/health".into(), tls: None, no_redirects: false, request: None, pace },
     ];
     let rows = kinds.into_iter().enumerate().map(|(n, kind)| {

@@ -248,6 +248,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.needs(Access::Write, Resource::service(service.name()))?;
     read.kept.agent = true;
     let replaced = call.request.flag("replace-existing-checks");
+    checks::find_aliased(call, &mut read.checks, Some(&id)).await?;
     let written = call.context.registry.change(&id, |known| {
         // The id may be another service's now.
         known.map_or(Ok(()), |instance| call.changes(instance))?;

@@ -55,21 +55,10 @@ pub(super) struct ServiceCheck {
 
 /// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: no output is
 /// kept (`OutputMaxSize`).
-const REFUSED: [&str; 10] = [
-    "args",
-    "scriptargs",
-    "script",
-    "dockercontainerid",
-    "h2ping",
-    "osservice",
-    "aliasservice",
-    "aliasnode",
-    "tcpusetls",
-    "failuresbeforewarning",
-];
+const REFUSED: [&str; 6] = ["args", "scriptargs", "script", "dockercontainerid", "osservice", "failuresbeforewarning"];
 
 /// Refusal of a check of two kinds.
-const ONE_OF: &str = "Check: expected one of TTL, HTTP, TCP, UDP and GRPC";
+const ONE_OF: &str = "Check: expected one of TTL, HTTP, TCP, UDP, GRPC, H2PING and an alias";
 
 /// Parses the request of an HTTP check; `None` for a plain one.
 fn request(object: &Object<'_>) -> Result<Option<Box<ProbeRequest>>, ApiError> {
@@ -113,14 +102,27 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     };
     let tls =
         ProbeTls { skip_verify: object.flag("tlsskipverify")?, server_name: object.text("tlsservername")?.to_owned() };
-    let udp = object.text("udp")?;
+    let (udp, h2ping) = (object.text("udp")?, object.text("h2ping")?);
+    let (alias_node, alias_service) = (object.text("aliasnode")?, object.text("aliasservice")?);
+    let is_alias = !alias_node.is_empty() || !alias_service.is_empty();
     let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
-        (None, "", "", "") if !udp.is_empty() => {
+        (None, "", "", "") if !udp.is_empty() && h2ping.is_empty() && !is_alias => {
             // The body is the datagram, as at Consul.
             let (target, message) = (Some(udp.to_owned()), object.text("body")?.to_owned());
             Some(CheckKind::Udp { target, message, pace })
         }
-        _ if !udp.is_empty() => return Err(ApiError::bad(ONE_OF)),
+        (None, "", "", "") if udp.is_empty() && !h2ping.is_empty() && !is_alias => {
+            // As at Consul, with TLS unless the client says otherwise.
+            let in_clear = object.get("h2pingusetls").is_some() && !object.flag("h2pingusetls")?;
+            let tls = (!in_clear).then_some(tls);
+            Some(CheckKind::H2ping { target: Some(h2ping.to_owned()), tls, pace })
+        }
+        (None, "", "", "") if udp.is_empty() && h2ping.is_empty() && is_alias => {
+            // The instance is found by whoever knows the client.
+            let (node, service) = (alias_node.to_owned(), alias_service.to_owned());
+            Some(CheckKind::Alias { instance: String::new(), node, service })
+        }
+        _ if !udp.is_empty() || !h2ping.is_empty() || is_alias => return Err(ApiError::bad(ONE_OF)),
         (None, "", "", "") => None,
         (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
         (None, url, "", "") => {
@@ -129,7 +131,10 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
             let (url, no_redirects) = (url.to_owned(), object.flag("disableredirects")?);
             Some(CheckKind::Http { url, tls, no_redirects, request: request(&object)?, pace })
         }
-        (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
+        (None, "", target, "") => {
+            let tls = object.flag("tcpusetls")?.then_some(tls);
+            Some(CheckKind::Tcp { target: Some(target.to_owned()), tls, pace })
+        }
         (None, "", "", grpc) => {
             let (target, service) = grpc.split_once('/').unwrap_or((grpc, ""));
             let tls = object.flag("grpcusetls")?.then_some(tls);
@@ -143,11 +148,25 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         _ => object.refuse(&["header", "body", "method"])?,
     }
     let speaks_tls = match &kind {
-        Some(CheckKind::Http { tls, .. } | CheckKind::Grpc { tls, .. }) => tls.is_some(),
+        Some(
+            CheckKind::Http { tls, .. }
+            | CheckKind::Grpc { tls, .. }
+            | CheckKind::Tcp { tls, .. }
+            | CheckKind::H2ping { tls, .. },
+        ) => tls.is_some(),
         _ => false,
     };
     if !speaks_tls {
-        object.refuse(&["tlsservername", "grpcusetls"])?;
+        object.refuse(&["tlsservername"])?;
+    }
+    for (key, fits) in [
+        ("grpcusetls", matches!(kind, Some(CheckKind::Grpc { .. }))),
+        ("tcpusetls", matches!(kind, Some(CheckKind::Tcp { .. }))),
+        ("h2pingusetls", matches!(kind, Some(CheckKind::H2ping { .. }))),
+    ] {
+        if !fits {
+            object.refuse(&[key])?;
+        }
     }
     let deregister_after = object.duration("deregistercriticalserviceafter")?.filter(|after| !after.is_zero());
     // A standalone check has a `CheckID`; an agent's check/register has an `ID`.
@@ -243,6 +262,37 @@ pub(super) fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> 
                 "CheckID {id:?}: expected at most {LONGEST_ID} bytes of one of several"
             )));
         }
+    }
+    Ok(())
+}
+
+/// Finds the instances of aliases: a service of the client's own agent unless the check names a node, or a node.
+///
+/// # Errors
+/// The caller may not read the other instance, or it is `own`, the instance of the checks.
+pub(super) async fn find_aliased(
+    call: &Call<'_>,
+    probes: &mut [Probe],
+    own: Option<&InstanceId>,
+) -> Result<(), ApiError> {
+    for probe in probes {
+        let Some(Check { kind: CheckKind::Alias { instance, node, service }, .. }) = &mut probe.check else { continue };
+        let id = match (node.as_str(), service.as_str()) {
+            (node, "") => machine_id(&call.namespace, node)?,
+            // It may be registered later.
+            ("", service) => match call.agent_service(service).await {
+                Ok(found) => found.id.clone(),
+                Err(_) => identity::consul(&call.namespace, &call.peer(), service)?,
+            },
+            (node, service) => identity::consul(&call.namespace, node, service)?,
+        };
+        if own == Some(&id) {
+            return Err(ApiError::bad("Check.AliasService: expected another service than the check's own"));
+        }
+        if let Some(other) = call.context.registry.instance(&id) {
+            call.context.needs_found(&call.caller, Access::Read, &other)?;
+        }
+        id.local().clone_into(instance);
     }
     Ok(())
 }
@@ -478,6 +528,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("expected Name, or an ID"));
     }
     if service.is_empty() {
+        find_aliased(call, std::slice::from_mut(&mut probe), None).await?;
         let fields = machine::NodeFields::of_agent(call);
         call.needs(Access::Write, Resource::node(&fields.name))?;
         machine::change(call, &fields, false, |after| {
@@ -489,6 +540,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let instance = call.agent_service(service).await?;
     call.changes(&instance)?;
+    find_aliased(call, std::slice::from_mut(&mut probe), Some(&instance.id)).await?;
     change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false)).await?;
     call.audit("agent/check/register", service);
     Ok(done())
@@ -655,8 +707,17 @@ mod tests {
             (serde_json::json!({"http": "https://h/", "tls_server_name": "x"}), tls(false, "x")),
             (serde_json::json!({"GRPC": "h:1", "TLSSkipVerify": true}), None),
             (serde_json::json!({"GRPC": "h:1/s", "GRPCUseTLS": true, "TLSServerName": "x"}), tls(false, "x")),
+            (serde_json::json!({"TCP": "h:1", "TLSSkipVerify": true}), None),
+            (serde_json::json!({"TCP": "h:1", "TCPUseTLS": true, "TLSServerName": "x"}), tls(false, "x")),
+            (serde_json::json!({"H2PING": "h:1"}), tls(false, "")),
+            (serde_json::json!({"H2PING": "h:1", "H2PingUseTLS": true, "TLSSkipVerify": true}), tls(true, "")),
+            (serde_json::json!({"h2ping": "h:1", "h2ping_use_tls": false}), None),
         ] {
-            let (CheckKind::Http { tls: found, .. } | CheckKind::Grpc { tls: found, .. }) = read(sent) else {
+            let (CheckKind::Http { tls: found, .. }
+            | CheckKind::Grpc { tls: found, .. }
+            | CheckKind::Tcp { tls: found, .. }
+            | CheckKind::H2ping { tls: found, .. }) = read(sent)
+            else {
                 panic!("another kind")
             };
             assert_eq!(found, expected);
@@ -682,6 +743,11 @@ mod tests {
         for bad in [
             serde_json::json!({"TCP": "h:1", "Header": {"X": ["1"]}}),
             serde_json::json!({"TTL": "10s", "Method": "POST"}),
+            serde_json::json!({"TTL": "10s", "TCPUseTLS": true}),
+            serde_json::json!({"TCP": "h:1", "H2PingUseTLS": true}),
+            serde_json::json!({"H2PING": "h:1", "UDP": "h:1"}),
+            serde_json::json!({"H2PING": "h:1", "H2PingUseTLS": false, "TLSServerName": "x"}),
+            serde_json::json!({"AliasService": "web", "TTL": "10s"}),
             serde_json::json!({"HTTP": "/up", "Header": {"X": "1"}}),
         ] {
             assert!(read(bad.clone()).is_err(), "{bad}");

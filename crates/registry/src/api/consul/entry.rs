@@ -323,7 +323,21 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
             (secure, disable_redirects) = (tls.as_ref(), *no_redirects);
             ("http", Some(pace))
         }
-        CheckKind::Tcp { target, pace } => {
+        CheckKind::Alias { node, service, .. } => {
+            for (key, name) in [("AliasNode", node), ("AliasService", service)] {
+                if !name.is_empty() {
+                    add(key, name.clone());
+                }
+            }
+            ("alias", None)
+        }
+        CheckKind::H2ping { target, tls, pace } => {
+            secure = tls.as_ref();
+            add("H2PING", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
+            ("h2ping", Some(pace))
+        }
+        CheckKind::Tcp { target, tls, pace } => {
+            secure = tls.as_ref();
             add("TCP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
             ("tcp", Some(pace))
         }
@@ -356,9 +370,14 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
             add("TLSServerName", tls.server_name.clone());
         }
         definition.insert("TLSSkipVerify".into(), tls.skip_verify.into());
-        if kind == "grpc" {
-            definition.insert("GRPCUseTLS".into(), true.into());
+        match kind {
+            "grpc" => drop(definition.insert("GRPCUseTLS".into(), true.into())),
+            "tcp" => drop(definition.insert("TCPUseTLS".into(), true.into())),
+            _ => {}
         }
+    }
+    if let CheckKind::H2ping { tls, .. } = &check.kind {
+        definition.insert("H2PingUseTLS".into(), tls.is_some().into());
     }
     if let Some(ProbeRequest { method, headers, body }) = asked {
         let mut header: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

@@ -343,7 +343,13 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
     let own = |target: &pb::check::Target| Some(target.target.clone()).filter(|target| !target.is_empty());
     let kind = match sent.kind.ok_or_else(|| ApiError::bad("check: expected one of ttl, tcp, http, postgres"))? {
         Kind::Ttl(ttl) => CheckKind::Ttl { ttl: duration("ttl", ttl)? },
-        Kind::Tcp(target) => CheckKind::Tcp { target: own(&target), pace: pace(target.pace)? },
+        Kind::Tcp(target) => {
+            CheckKind::Tcp { target: own(&target), tls: target.tls.map(tls), pace: pace(target.pace)? }
+        }
+        Kind::H2ping(target) => {
+            CheckKind::H2ping { target: own(&target), tls: target.tls.map(tls), pace: pace(target.pace)? }
+        }
+        Kind::Alias(alias) => CheckKind::Alias { instance: alias.instance, node: alias.node, service: alias.service },
         Kind::Udp(target) => CheckKind::Udp { target: own(&target), pace: pace(target.pace)?, message: target.body },
         Kind::Postgres(target) => CheckKind::Postgres { target: own(&target), pace: pace(target.pace)? },
         Kind::Mysql(target) => CheckKind::Mysql { target: own(&target), pace: pace(target.pace)? },
@@ -449,7 +455,15 @@ fn shown_check(check: &Check) -> pb::Check {
     };
     let kind = match &check.kind {
         CheckKind::Ttl { ttl } => Kind::Ttl(proto_duration(*ttl)),
-        CheckKind::Tcp { target: to, pace } => Kind::Tcp(target(to.as_deref(), pace)),
+        CheckKind::Tcp { target: to, tls, pace } => {
+            Kind::Tcp(pb::check::Target { tls: tls.as_ref().map(shown_tls), ..target(to.as_deref(), pace) })
+        }
+        CheckKind::H2ping { target: to, tls, pace } => {
+            Kind::H2ping(pb::check::Target { tls: tls.as_ref().map(shown_tls), ..target(to.as_deref(), pace) })
+        }
+        CheckKind::Alias { instance, node, service } => {
+            Kind::Alias(pb::check::Alias { instance: instance.clone(), node: node.clone(), service: service.clone() })
+        }
         CheckKind::Udp { target: to, message, pace } => {
             Kind::Udp(pb::check::Target { body: message.clone(), ..target(to.as_deref(), pace) })
         }

@@ -232,7 +232,10 @@ impl Sent {
     /// Returns the instance's health check.
     pub(super) fn check(&self, lease: Lease<'_>) -> Check {
         if !self.ephemeral {
-            return Check { kind: CheckKind::Tcp { target: None, pace: Pace::default() }, deregister_after: None };
+            return Check {
+                kind: CheckKind::Tcp { target: None, tls: None, pace: Pace::default() },
+                deregister_after: None,
+            };
         }
         if let Lease::Connection(_) = lease {
             return Check { kind: CheckKind::Ttl { ttl: CONNECTION_LEASE }, deregister_after: Some(CONNECTION_GONE) };

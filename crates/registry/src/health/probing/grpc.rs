@@ -19,7 +19,7 @@ const LONGEST: usize = 1024;
 const FRAME: usize = 5;
 
 /// A guard that aborts a task when dropped.
-struct Ending(AbortHandle);
+pub(super) struct Ending(pub(super) AbortHandle);
 
 impl Drop for Ending {
     fn drop(&mut self) {

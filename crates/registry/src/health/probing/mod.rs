@@ -1,6 +1,7 @@
 //! The scheduler of probes: thousands of targets, one task, a bounded number of concurrent probes.
 
 mod grpc;
+mod h2ping;
 mod http;
 mod mysql;
 mod probe;
@@ -208,7 +209,8 @@ mod tests {
         let id = InstanceId::parse(&format!("default/{n}")).unwrap();
         let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), "h", 1);
         let pace = Pace { interval: Duration::from_millis(interval), fall: 2, ..Pace::default() };
-        registration.check = Some(Check { kind: CheckKind::Tcp { target: None, pace }, deregister_after: None });
+        registration.check =
+            Some(Check { kind: CheckKind::Tcp { target: None, tls: None, pace }, deregister_after: None });
         Arc::new(Instance::registered(registration, None))
     }
 

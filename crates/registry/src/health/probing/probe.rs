@@ -7,12 +7,15 @@ use super::http::{self, MOST_REQUESTS, Url};
 use super::reach::Reach;
 use super::resolver::{Looked, Resolver};
 use super::secure::Secure;
-use super::{grpc, mysql};
+use super::{grpc, h2ping, mysql};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::Instant;
 
-use crate::model::{CheckKind, Health, Instance, Pace, ProbeRequest, ProbeTls};
+use crate::model::{CheckKind, Health, Instance, InstanceId, NamespaceName, Pace, ProbeRequest, ProbeTls};
+
+/// Interval at which the health of an alias is compared with that of its instance.
+const ALIAS: Duration = Duration::from_secs(1);
 
 /// A probe of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +31,24 @@ pub(crate) struct Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Tcp,
-    Udp { message: String },
-    Http { url: Url, options: HttpOptions },
+    Udp {
+        message: String,
+    },
+    Http {
+        url: Url,
+        options: HttpOptions,
+    },
     Postgres,
     Mysql,
     Redis,
-    Grpc { service: String },
+    Grpc {
+        service: String,
+    },
+    H2ping,
+    /// The health of another instance. There is no target.
+    Alias {
+        instance: InstanceId,
+    },
 }
 
 /// Parameters of an HTTP check, which also apply after a redirect.
@@ -105,7 +120,20 @@ impl Question {
         let mut tls = None;
         let (target, kind, pace) = match &instance.check.as_ref()?.kind {
             CheckKind::Ttl { .. } | CheckKind::Reported | CheckKind::Several { .. } => return None,
-            CheckKind::Tcp { target, pace } => (target.clone().unwrap_or_else(own), Kind::Tcp, pace),
+            CheckKind::Alias { instance: other, .. } => {
+                let other = InstanceId::new(&NamespaceName::of(&instance.service), other).ok()?;
+                let kind = Kind::Alias { instance: other };
+                let pace = Pace { interval: ALIAS, fall: 1, rise: 1, ..Pace::default() };
+                return Some((Question { target: String::new(), timeout: pace.timeout, kind, tls }, pace));
+            }
+            CheckKind::Tcp { target, tls: how, pace } => {
+                tls.clone_from(how);
+                (target.clone().unwrap_or_else(own), Kind::Tcp, pace)
+            }
+            CheckKind::H2ping { target, tls: how, pace } => {
+                tls.clone_from(how);
+                (target.clone().unwrap_or_else(own), Kind::H2ping, pace)
+            }
             CheckKind::Udp { target, message, pace } => {
                 (target.clone().unwrap_or_else(own), Kind::Udp { message: message.clone() }, pace)
             }
@@ -123,6 +151,14 @@ impl Question {
             }
         };
         Some((Question { target, timeout: pace.timeout, kind, tls }, pace.clone()))
+    }
+
+    /// Returns the result of an alias, from the health of the other instance; `None` for a probe.
+    pub(super) fn of_alias(&self, health: impl FnOnce(&InstanceId) -> Option<Health>) -> Option<Found> {
+        let Kind::Alias { instance } = &self.kind else { return None };
+        let health = health(instance).unwrap_or(Health::Critical);
+        // No fault of this node or of the network: no brake keeps the instance.
+        Some(Found { health, refused: health == Health::Critical })
     }
 
     fn http(url: Url, options: HttpOptions, timeout: Duration) -> Question {
@@ -192,7 +228,11 @@ impl Question {
             Ok(stream) => match &self.tls {
                 None => self.talk(stream, began).await,
                 Some(tls) => {
-                    let protocol: &[u8] = if matches!(self.kind, Kind::Grpc { .. }) { b"h2" } else { b"http/1.1" };
+                    let protocol: &[u8] = match self.kind {
+                        Kind::Grpc { .. } | Kind::H2ping => b"h2",
+                        Kind::Http { .. } => b"http/1.1",
+                        _ => b"",
+                    };
                     let stream = secure.connect(stream, tls, &self.target, protocol).await?;
                     self.talk(stream, began).await
                 }
@@ -211,8 +251,9 @@ impl Question {
         began: Instant,
     ) -> std::io::Result<Answer> {
         let health = match &self.kind {
-            // A connection is all that is asked; a datagram has none.
-            Kind::Tcp | Kind::Udp { .. } => Ok(Health::Passing),
+            // A connection is all that is asked; a datagram and an alias have none.
+            Kind::Tcp | Kind::Udp { .. } | Kind::Alias { .. } => Ok(Health::Passing),
+            Kind::H2ping => h2ping::ask(stream).await,
             Kind::Http { url, options } => match url.ask(&options.request, &mut stream).await? {
                 http::Answer::Health(health) => Ok(health),
                 http::Answer::Redirect { .. } if options.no_redirects => Ok(Health::Critical),
@@ -488,9 +529,9 @@ mod tests {
     fn whom_to_ask() {
         let pace = Pace::default();
         for (host, kind, target) in [
-            ("h", CheckKind::Tcp { target: None, pace: pace.clone() }, "h:7"),
-            ("::1", CheckKind::Tcp { target: None, pace: pace.clone() }, "[::1]:7"),
-            ("h", CheckKind::Tcp { target: Some("g:9".into()), pace: pace.clone() }, "g:9"),
+            ("h", CheckKind::Tcp { target: None, tls: None, pace: pace.clone() }, "h:7"),
+            ("::1", CheckKind::Tcp { target: None, tls: None, pace: pace.clone() }, "[::1]:7"),
+            ("h", CheckKind::Tcp { target: Some("g:9".into()), tls: None, pace: pace.clone() }, "g:9"),
             (
                 "h",
                 CheckKind::Http {

@@ -9,7 +9,7 @@ use super::lock;
 use super::probe::{Found, Question};
 use super::resolver::Resolver;
 use crate::health::verdicts::{Cause, set_health};
-use crate::model::{Health, InstanceId, ServiceKey};
+use crate::model::{Health, InstanceId, NamespaceName, ServiceKey};
 use crate::registry::Inner;
 use crate::status::add;
 
@@ -75,6 +75,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 lock(&probing.targets).skip(&id, now);
                 continue;
             }
+            if let Some(found) = question.of_alias(|id| health_of(&inner, id)) {
+                asking.spawn(async move { (id, question, Some(found), now) });
+                continue;
+            }
             let (resolver, reach) = (Arc::clone(&resolver), probing.reach.load_full());
             let secure = Arc::clone(&probing.secure);
             asking.spawn(async move {
@@ -83,4 +87,13 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             });
         }
     }
+}
+
+/// Returns the health of an instance; `None` if it does not exist. A machine of which only instances tell exists, and is passing.
+fn health_of(inner: &Inner, id: &InstanceId) -> Option<Health> {
+    if let Some(instance) = inner.cache.instance(id) {
+        return Some(instance.overall());
+    }
+    let namespace = NamespaceName::new(id.namespace()).ok()?;
+    (!inner.cache.on_machine(&namespace, id.machine_name()?).is_empty()).then_some(Health::Passing)
 }

@@ -13,8 +13,8 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::model::ProbeTls;
 
-/// Protocols offered by ALPN: HTTP/1.1 and HTTP/2, each in a configuration of its own.
-const PROTOCOLS: [&[u8]; 2] = [b"http/1.1", b"h2"];
+/// Protocols offered by ALPN: HTTP/1.1, HTTP/2 and none, each in a configuration of its own.
+const PROTOCOLS: [&[u8]; 3] = [b"http/1.1", b"h2", b""];
 
 /// TLS configurations, by offered protocol.
 type Configs = [Arc<ClientConfig>; PROTOCOLS.len()];
@@ -53,7 +53,7 @@ impl Secure {
         })
     }
 
-    /// Starts TLS on a connection to `target` (`host:port`), and offers `protocol` by ALPN.
+    /// Starts TLS on a connection to `target` (`host:port`), and offers `protocol` by ALPN, unless it is empty.
     ///
     /// # Errors
     /// There are no CAs to verify with; the server's certificate is not accepted; any error of a connection.
@@ -80,5 +80,6 @@ fn configs(mode: ConnectMode, ca_file: Option<PathBuf>) -> Result<Configs, Strin
     let config = ConnectConfig { mode, ca_file, ..ConnectConfig::default() };
     let connector = Connector::new(&config).map_err(|error| error.to_string())?;
     let connector = connector.ok_or("TLS is disabled")?;
-    Ok(PROTOCOLS.map(|protocol| connector.speaking(&[protocol])))
+    let offered = |protocol: &'static [u8]| Some(protocol).filter(|protocol| !protocol.is_empty());
+    Ok(PROTOCOLS.map(|protocol| connector.speaking(offered(protocol).as_slice())))
 }
