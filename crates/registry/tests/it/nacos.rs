@@ -115,3 +115,43 @@ async fn all_instances_are_healthy_when_the_threshold_is_reached() {
         }
     }
 }
+
+/// The requests of version 2 do what those of version 1 do, and answer in an envelope.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_by_version_2() {
+    let node = Node::alone().await;
+    let at = "serviceName=shop&groupName=g&ip=10.0.0.1&port=80";
+    for (method, path, status, pointer, expected) in [
+        ("GET", format!("instance?{at}"), 404, "/code", json!(20004)),
+        ("POST", format!("instance?{at}&weight=2&metadata=a%3Db"), 200, "/data", json!("ok")),
+        ("GET", format!("instance?{at}"), 200, "/data/weight", json!(2.0)),
+        ("GET", format!("instance?{at}"), 200, "/data/service", json!("g@@shop")),
+        ("GET", "instance/list?serviceName=shop&groupName=g".into(), 200, "/data/hosts/0/ip", json!("10.0.0.1")),
+        ("GET", "instance/list?serviceName=shop&groupName=g".into(), 200, "/code", json!(0)),
+        ("PUT", format!("instance/beat?{at}"), 200, "/data/code", json!(10200)),
+        ("PUT", "instance/beat?serviceName=none&ip=10.0.0.1&port=80".into(), 200, "/data/code", json!(20404)),
+        ("PATCH", format!("instance?{at}&weight=3"), 200, "/data", json!("ok")),
+        ("GET", format!("instance?{at}"), 200, "/data/weight", json!(3.0)),
+        ("PUT", format!("health/instance?{at}&healthy=false"), 200, "/data", json!("ok")),
+        ("GET", format!("instance?{at}"), 200, "/data/healthy", json!(false)),
+        ("PUT", format!("health?{at}&healthy=true"), 200, "/data", json!("ok")),
+        ("GET", format!("instance?{at}"), 200, "/data/healthy", json!(true)),
+        ("PUT", format!("health/instance?{at}&healthy=maybe"), 400, "/code", json!(20002)),
+        ("DELETE", format!("instance?{at}"), 200, "/data", json!("ok")),
+        ("GET", "instance/list?serviceName=shop&groupName=g".into(), 200, "/data/hosts", json!([])),
+    ] {
+        let (found, body) = node.ask(method, &format!("/nacos/v2/ns/{path}"), "").await;
+        let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert!(found == status && answer.pointer(pointer) == Some(&expected), "{method} {path}: {found} {body}");
+    }
+    assert_eq!(
+        node.ask("PUT", "/nacos/v1/ns/health/instance?serviceName=none&ip=h&port=1&healthy=true", "").await.0,
+        404
+    );
+    // An instance that is not ephemeral is probed.
+    let probed = "serviceName=probed&ip=10.0.0.1&port=80&ephemeral=false";
+    assert_eq!(node.ask("POST", &format!("/nacos/v2/ns/instance?{probed}"), "").await.0, 200);
+    let (status, body) = node.ask("PUT", &format!("/nacos/v2/ns/health/instance?{probed}&healthy=true"), "").await;
+    assert!(status == 400 && body.contains("probes"), "{status} {body}");
+    node.end().await;
+}

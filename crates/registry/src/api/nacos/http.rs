@@ -13,7 +13,7 @@ use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
 use crate::rights::Access;
-use crate::{Beat, ServiceSnapshot};
+use crate::{Beat, Health, ServiceSnapshot};
 
 /// Code for an accepted beat.
 const BEAT_OK: u64 = 10_200;
@@ -43,7 +43,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         // These clients read the code in the body.
         return call.version_3(method.as_str(), rest).await.or_else(|error| Ok(super::config::refused(&error)));
     }
-    if let ["nacos", "v2", "ns", "service", rest @ ..] = path.as_slice() {
+    if let ["nacos", "v2", "ns", rest @ ..] = path.as_slice() {
         return call.version_2(method.as_str(), rest).await.or_else(|error| Ok(super::config::refused(&error)));
     }
     match (method.as_str(), path.as_slice()) {
@@ -51,8 +51,11 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         ("PUT", ["nacos", "v1", "ns", "instance"]) => call.overrides(true).await,
         ("PATCH", ["nacos", "v1", "ns", "instance"]) => call.overrides(false).await,
         ("DELETE", ["nacos", "v1", "ns", "instance"]) => call.deregister().await,
-        ("GET", ["nacos", "v1", "ns", "instance"]) => call.instance().await,
-        ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => call.beat().await,
+        ("GET", ["nacos", "v1", "ns", "instance"]) => Ok(Reply::ok(&call.instance().await?)),
+        ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => Ok(Reply::ok(&call.beat().await?)),
+        ("PUT", ["nacos", "v1", "ns", "health"] | ["nacos", "v1", "ns", "health", "instance"]) => {
+            call.report().await.map(|()| Reply::text(StatusCode::OK, "ok"))
+        }
         ("GET", ["nacos", "v1", "ns", "instance", "list"]) => call.list().await,
         ("GET", ["nacos", "v1", "ns", "service"]) => call.described().await,
         ("GET", ["nacos", "v1", "ns", "service", "list"]) => call.services().await,
@@ -144,16 +147,36 @@ impl Call<'_> {
         Ok(result(&description))
     }
 
-    /// Answers a request of version 2 about services, whose answers are in an envelope.
+    /// Answers a request of version 2, whose answers are in an envelope.
     async fn version_2(&self, method: &str, path: &[&str]) -> Result<Reply, ApiError> {
+        let done = |reply: Result<Reply, ApiError>| reply.map(|_| result(&"ok"));
         match (method, path) {
-            ("GET", []) => self.detailed("namespace").await,
-            ("GET", ["list"]) => {
+            ("POST", ["instance"]) => done(self.register().await),
+            ("PUT", ["instance"]) => done(self.overrides(true).await),
+            ("PATCH", ["instance"]) => done(self.overrides(false).await),
+            ("DELETE", ["instance"]) => done(self.deregister().await),
+            ("GET", ["instance"]) => Ok(result(&self.instance().await?)),
+            ("PUT", ["instance", "beat"]) => Ok(result(&self.beat().await?)),
+            ("PUT", ["health"] | ["health", "instance"]) => self.report().await.map(|()| result(&"ok")),
+            ("GET", ["instance", "list"]) => {
+                self.needs(Access::Read)?;
+                let (service, wanted) = (self.service()?, self.wanted());
+                let mut body = br#"{"code":0,"message":"success","data":"#.to_vec();
+                info(&service, &wanted, self.naming.hosts(&service, &wanted).await?).write(&mut body);
+                body.extend(b"}");
+                Ok(Reply::bytes(StatusCode::OK, JSON, body))
+            }
+            ("GET", ["service"]) => self.detailed("namespace").await,
+            ("GET", ["service", "list"]) => {
                 let (names, count, _) = self.page(self.fields.text("groupName")).await?;
                 Ok(result(&json!({ "count": count, "services": names })))
             }
-            (method, []) => self.change_service(method).await.map(|()| result(&"ok")),
-            (_, ["list"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
+            (method, ["service"]) => self.change_service(method).await.map(|()| result(&"ok")),
+            (_, ["instance"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, PATCH, DELETE" }),
+            (_, ["instance", "beat"] | ["health"] | ["health", "instance"]) => {
+                Err(ApiError::MethodNotAllowed { allow: "PUT" })
+            }
+            (_, ["instance" | "service", "list"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
             _ => Err(ApiError::NoSuchPath(self.request.whole.chars().take(200).collect())),
         }
     }
@@ -243,12 +266,13 @@ impl Call<'_> {
         Ok(Reply::text(StatusCode::OK, "ok"))
     }
 
-    async fn beat(&self) -> Result<Reply, ApiError> {
+    /// Renews the lease of an instance, and registers one that is not there if its beat has everything.
+    async fn beat(&self) -> Result<Value, ApiError> {
         self.needs(Access::Write)?;
         let (sent, whole) = Sent::of_beat(&self.fields)?;
         let answer = |code: u64| {
             let interval = u64::try_from(sent.beat_interval.as_millis()).unwrap_or(u64::MAX);
-            Ok(Reply::ok(&json!({ "clientBeatInterval": interval, "code": code, "lightBeatEnabled": true })))
+            Ok(json!({ "clientBeatInterval": interval, "code": code, "lightBeatEnabled": true }))
         };
         let service = self.service()?;
         let registry = &self.naming.context.registry;
@@ -270,7 +294,33 @@ impl Call<'_> {
         answer(BEAT_OK)
     }
 
-    async fn instance(&self) -> Result<Reply, ApiError> {
+    /// Sets the health of an instance that nobody probes.
+    async fn report(&self) -> Result<(), ApiError> {
+        self.needs(Access::Write)?;
+        let text = self.fields.text("healthy");
+        let health = match text.to_ascii_lowercase().as_str() {
+            "true" => Health::Passing,
+            "false" => Health::Critical,
+            _ => return Err(wire::expected("healthy", text, "true or false")),
+        };
+        let (sent, service) = (Sent::of(&self.fields)?, self.service()?);
+        let missing = || ApiError::NotFound { what: "instance", name: sent.shown_id(&service) };
+        let instance = self.naming.found(&service, &sent).await?.ok_or_else(missing)?;
+        if instance.check.as_ref().is_some_and(|check| !check.is_reported()) {
+            return Err(ApiError::bad(format!("the registry itself probes the instance {}", sent.shown_id(&service))));
+        }
+        let written = self.naming.context.registry.report(&[(instance.id.clone(), health)]).await.pop();
+        written.unwrap_or(Err(crate::WriteError::Stopped))?;
+        Ok(())
+    }
+
+    /// Returns the selection that a request of a list names.
+    fn wanted(&self) -> Wanted {
+        let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
+        Wanted { clusters: self.fields.text("clusters").to_owned(), healthy }
+    }
+
+    async fn instance(&self) -> Result<Value, ApiError> {
         self.needs(Access::Read)?;
         let sent = Sent::of(&self.fields)?;
         let service = self.service()?;
@@ -278,14 +328,12 @@ impl Call<'_> {
         let instance = found.ok_or_else(|| ApiError::NotFound { what: "instance", name: sent.shown_id(&service) })?;
         let mut shown = wire::shown(&instance, &service);
         shown["service"] = service.full().into();
-        Ok(Reply::ok(&shown))
+        Ok(shown)
     }
 
     async fn list(&self) -> Result<Reply, ApiError> {
         self.needs(Access::Read)?;
-        let service = self.service()?;
-        let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
-        let wanted = Wanted { clusters: self.fields.text("clusters").to_owned(), healthy };
+        let (service, wanted) = (self.service()?, self.wanted());
         let context = self.naming.context;
         let snapshot = context.registry.snapshot(&self.naming.key(&service)?);
         // The most common request's encoding is cached with the instances.
