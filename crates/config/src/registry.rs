@@ -171,9 +171,9 @@ impl fmt::Debug for StoreAddress {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct EurekaServerConfig {
         /// Address with the path of the server's API, without a password.
-        pub url: String, shown(r#""http://eureka-1:8761/eureka""#);
-        /// User of basic authentication; "" for none.
-        pub user: String = String::new();
+        pub url: String, shown(r#""https://eureka-1:8761/eureka""#);
+        /// User of basic authentication.
+        pub user: Option<String> = None, example(r#""eureka""#);
         /// File whose first line is the user's password.
         pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/eureka.password""#);
         /// CAs of the server's certificate, PEM, for https://; not set: the system's.
@@ -363,8 +363,7 @@ mod tests {
             ("http://eureka-1:8761/a b", None),
             ("", None),
         ] {
-            let server =
-                EurekaServerConfig { url: url.into(), user: String::new(), password_file: None, ca_file: None };
+            let server = EurekaServerConfig { url: url.into(), user: None, password_file: None, ca_file: None };
             assert_eq!(server.place(), expected, "{url}");
         }
     }

@@ -66,7 +66,7 @@ const TOKEN: &str = concat!(
 );
 
 /// The rest of a whole file for a printed piece, by the beginning of the piece.
-const PIECES: [(&str, &str); 12] = [
+const PIECES: [(&str, &str); 13] = [
     // A whole file, unlike others that begin with a table of the proxy's.
     ("[proxy.users", ""),
     ("[proxy.", GOOD),
@@ -80,6 +80,7 @@ const PIECES: [(&str, &str); 12] = [
     ("[failover]\nengine = \"mysql\"\nreplication_user", GOOD),
     ("#:schema", GOOD),
     ("[registry", TOKEN),
+    ("[[registry.eureka", TOKEN),
 ];
 
 /// Every configuration in the README and the guide has no errors: as a whole file, or as a piece of one in a file that has the rest. The files that

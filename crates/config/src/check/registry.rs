@@ -181,13 +181,13 @@ fn eureka(config: &Config, findings: &mut Findings) {
                 key("url"),
                 "expected http://host:port/eureka or https://host:port/eureka, without user and password: they have settings of their own",
             ),
-            Some((false, address, _)) if !server.user.is_empty() && !process::address::is_loopback(address) => {
+            Some((false, address, _)) if server.user.is_some() && !process::address::is_loopback(address) => {
                 findings.warn(key("url"), "the password crosses the network in clear; https:// hides it");
             }
             Some(_) => {}
         }
-        match (server.user.is_empty(), server.password_file.is_none()) {
-            (true, false) => findings.error(key("user"), "found \"\", expected the user of password_file"),
+        match (server.user.is_none(), server.password_file.is_none()) {
+            (true, false) => findings.error(key("user"), "found none, expected the user of password_file"),
             (false, true) => {
                 findings.error(key("password_file"), "found none, expected the file with the user's password")
             }

@@ -103,7 +103,7 @@ impl Link {
             address: address.to_owned(),
             path: path.to_owned(),
             tls,
-            user: server.user.clone(),
+            user: server.user.clone().unwrap_or_default(),
             password: server.password_file.clone(),
             login: None,
         })
