@@ -64,7 +64,8 @@ impl Host {
                 let value = value.unwrap_or_default().to_string_lossy();
                 let _ = writeln!(text, "  export {}='{value}'", key.to_string_lossy());
             }
-            let words = std::iter::once(start.get_program()).chain(start.get_args());
+            // Without setpriv, which would have the agent killed when the program ends: it is the agent's parent.
+            let words = start.get_args().skip_while(|word| *word != "--").skip(1);
             let words: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
             let _ = writeln!(text, "  {} &\n  echo $! > {home}/pid\n  ;;", words.join(" "));
             let _ = writeln!(text, "remove.{name}) kill -TERM $(cat {home}/pid) 2> /dev/null || true ;;");
