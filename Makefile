@@ -77,9 +77,10 @@ clients: ## Every client in every language, also Go, Java and Rust (those in Pyt
 	@tests/clients/setup --all
 	$(BUILD_TO_TEST)
 	@tests/tikv/setup > /dev/null || test $$? = 3
-	@if command -v go > /dev/null; then tests/clients/setup --s3; fi
+	@if command -v go > /dev/null; then tests/clients/setup --s3 && tests/clients/setup --google; fi
+	@tests/clients/setup --azure
 	KINGPOST_TESTS_TIKV=1 KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
-		cargo test --locked --workspace --test e2e -- --include-ignored clients archive_in_s3
+		cargo test --locked --workspace --test e2e -- --include-ignored clients archive_in_
 	KINGPOST_TESTS_TIKV=1 cargo test --locked -p tikv --test rig
 	KINGPOST_TESTS_TIKV=1 cargo test --locked -p registry --test it -- tikv::
 

@@ -1,4 +1,4 @@
-//! The archive of a relay: a directory and S3, its faults, and recovery from it.
+//! The archive of a relay in a directory, its faults, and recovery from it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kingpost_tests::certs::{Authority, Pair};
 use kingpost_tests::{
-    Cluster, Node, Port, Process, Relay, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, skipped, wait_until,
-    within,
+    Cluster, Node, Relay, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, skipped, wait_until, within,
 };
 
-use crate::backup::done;
 use crate::relay::wait_durable;
 use crate::relay_life::Small;
 
-const SEGMENT: usize = 16 << 20;
+pub(crate) const SEGMENT: usize = 16 << 20;
 
 /// Makes a directory that the relay and the servers, which run as another user, can write to and read.
 pub(crate) fn open_dir(what: &str) -> PathBuf {
@@ -36,14 +33,14 @@ pub(crate) fn archiving(cluster: &Cluster, upstream: u16, url: &str) -> Relay {
 }
 
 /// A configuration file with an archive and nothing else, for `kingpost relay fetch --archive`.
-fn archive_file(cluster: &Cluster, settings: &[(&str, &str)]) -> PathBuf {
+pub(crate) fn archive_file(cluster: &Cluster, settings: &[(&str, &str)]) -> PathBuf {
     let path = cluster.dir().join("archive.toml");
     let lines: String = settings.iter().map(|(key, value)| format!("{key} = {value:?}\n")).collect();
     std::fs::write(&path, format!("[relay.archive]\n{lines}")).unwrap();
     path
 }
 
-fn fetch(archive: &Path, name: &str, target: &Path, more: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn fetch(archive: &Path, name: &str, target: &Path, more: &[&str]) -> (Option<i32>, String) {
     let mut fetch = Command::new(kingpost_bin());
     fetch.args(["relay", "fetch", "--dir", "/nowhere", "--archive"]).arg(archive).args(more).arg(name).arg(target);
     let output = fetch.output().unwrap();
@@ -51,18 +48,18 @@ fn fetch(archive: &Path, name: &str, target: &Path, more: &[&str]) -> (Option<i3
 }
 
 /// Returns the `restore_command` of a server that has nothing but the archive.
-fn restore_command(archive: &Path) -> String {
+pub(crate) fn restore_command(archive: &Path) -> String {
     format!("{} relay fetch %f %p --dir /nowhere --archive {}", kingpost_bin().display(), archive.display())
 }
 
 /// Writes about `megabytes` of WAL, in rows with a number.
-async fn write(primary: &Node, megabytes: u32) {
+pub(crate) async fn write(primary: &Node, megabytes: u32) {
     primary.execute("CREATE TABLE IF NOT EXISTS load (n int, pad text)").await;
     let sql = format!("INSERT INTO load SELECT n, repeat('x', 1000) FROM generate_series(1, {}) n", megabytes * 900);
     primary.execute(&sql).await;
 }
 
-async fn number(relay: &Relay, metric: &str) -> f64 {
+pub(crate) async fn number(relay: &Relay, metric: &str) -> f64 {
     relay.metrics().await.sum(&format!("kingpost_relay_archive_{metric}"), &[])
 }
 
@@ -78,13 +75,13 @@ pub(crate) async fn wait_archived(cluster: &Cluster, relay: &Relay, primary: &No
     end
 }
 
-async fn wait_alarm(cluster: &Cluster, relay: &Relay, alarm: f64) {
+pub(crate) async fn wait_alarm(cluster: &Cluster, relay: &Relay, alarm: f64) {
     let what = format!("the archive's alarm to be {alarm}");
     wait_until(&what, SOON, cluster.dir(), async || (number(relay, "alarm").await == alarm).then_some(())).await;
 }
 
 /// Compares every file that the archive has of timeline 1 before `end` with the primary's, byte for byte.
-fn same_as_primary(archive: &Path, primary: &Node, end: u64, scratch: &Path) {
+pub(crate) fn same_as_primary(archive: &Path, primary: &Node, end: u64, scratch: &Path) {
     let target = scratch.join("fetched");
     for number in 1..=end as usize / SEGMENT {
         let name = format!("00000001{number:016X}");
@@ -366,132 +363,4 @@ async fn other_system(node: &Node) {
     let output = reset.args(["-f", "-D"]).arg(node.dir()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     node.start().await;
-}
-
-/// A server of S3 on a directory, which checks signatures and knows conditional writes.
-struct S3 {
-    program: PathBuf,
-    dir: PathBuf,
-    port: Port,
-    pair: Pair,
-    logs: PathBuf,
-    process: Option<Process>,
-}
-
-impl S3 {
-    /// Prepares it; None, with a report, if it was not built. `make clients` builds it.
-    fn prepare(cluster: &Cluster, pair: Pair) -> Option<S3> {
-        let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-        let target = target.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../target").into());
-        let program = target.join("clients/s3/versitygw");
-        if !program.exists() {
-            skipped("there is no server of S3: tests/clients/setup --s3 builds it, with Go");
-            return None;
-        }
-        let dir = new_dir("s3");
-        std::fs::create_dir(dir.join("bucket")).unwrap();
-        Some(S3 { program, dir, port: Port::reserve(), pair, logs: cluster.dir().to_owned(), process: None })
-    }
-
-    /// Starts it with these credentials of its owner.
-    async fn start(&mut self, key: &str, secret: &str) {
-        let mut server = command(&self.program, RunAs::Tests, "KILL");
-        server.env("ROOT_ACCESS_KEY", key).env("ROOT_SECRET_KEY", secret);
-        server.arg("--port").arg(format!("127.0.0.1:{}", self.port.number()));
-        server.arg("--cert").arg(&self.pair.cert).arg("--key").arg(&self.pair.key).arg("posix").arg(&self.dir);
-        self.process = Some(Process::start("s3", server, &self.logs.join("s3.log")));
-        let listens = async || tokio::net::TcpStream::connect(("127.0.0.1", self.port.number())).await.ok().map(drop);
-        wait_until("the server of S3", SOON, &self.logs, listens).await;
-    }
-
-    async fn stop(&mut self) {
-        if let Some(process) = self.process.take() {
-            process.signal(libc::SIGKILL);
-            process.wait_exit(SOON).await;
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_archive_in_s3() {
-    let cluster = Cluster::builder().setting("wal_keep_size", "1GB").start().await;
-    let _logs = ShowLogs(cluster.dir());
-    let primary = cluster.primary();
-    let authority = Authority::new();
-    let Some(mut s3) = S3::prepare(&cluster, authority.issue("s3", &["127.0.0.1"])) else { return };
-    s3.start("AKIAONE", "first-secret").await;
-    let scratch = open_dir("credentials");
-    let credentials = scratch.join("credentials");
-    std::fs::write(&credentials, "AKIAONE:first-secret\n").unwrap();
-    let endpoint = format!("https://127.0.0.1:{}", s3.port.number());
-    let ca = authority.ca_file();
-    let settings = [
-        ("url", "s3://bucket/wal/of/main"),
-        ("endpoint", &endpoint),
-        ("credentials_file", credentials.to_str().unwrap()),
-        ("ca_file", ca.to_str().unwrap()),
-        ("timeout", "5s"),
-    ];
-    let archive = archive_file(&cluster, &settings);
-    let mut relay = archiving(&cluster, primary.port(), "s3://bucket/wal/of/main");
-    for (key, value) in &settings[1..] {
-        relay = relay.set(&format!("relay.archive.{key}"), *value);
-    }
-    relay.start().await;
-    write(primary, 20).await;
-    wait_archived(&cluster, &relay, primary).await;
-    assert!(relay.log().contains("creates=true") || relay.log().contains("\"creates\":true"), "{}", relay.log());
-    let found = files(&s3.dir.join("bucket/wal/of/main"));
-    assert!(found.keys().any(|name| name.starts_with("wal/0000000100000000/")), "{found:?}");
-
-    // The server is gone, and comes back.
-    s3.stop().await;
-    write(primary, 1).await;
-    wait_alarm(&cluster, &relay, 1.0).await;
-    s3.start("AKIAONE", "first-secret").await;
-    wait_archived(&cluster, &relay, primary).await;
-    wait_alarm(&cluster, &relay, 0.0).await;
-
-    // Its credentials change, and the file some time after.
-    s3.stop().await;
-    s3.start("AKIAONE", "second-secret").await;
-    write(primary, 1).await;
-    wait_alarm(&cluster, &relay, 1.0).await;
-    let refused = async || relay.log().contains("refuses to").then_some(());
-    wait_until("the refusal", SOON, cluster.dir(), refused).await;
-    let (code, said) = fetch(&archive, "000000010000000000000001", &scratch.join("no"), &["--stop-recovery"]);
-    assert!(code == Some(126) && said.contains("refuses to read"), "{code:?} {said}");
-    std::fs::write(&credentials, "AKIAONE:second-secret\n").unwrap();
-    let end = wait_archived(&cluster, &relay, primary).await;
-    wait_alarm(&cluster, &relay, 0.0).await;
-    for secret in ["first-secret", "second-secret"] {
-        assert!(!relay.log().contains(secret) && !said.contains(secret));
-    }
-
-    let scratch = tempfile::tempdir().unwrap();
-    same_as_primary(&archive, primary, end, scratch.path());
-    assert_eq!(fetch(&archive, "000000010000000000000077", &scratch.path().join("no"), &[]), (Some(1), String::new()));
-    let open = Command::new("chmod").args(["644"]).arg(&credentials).arg(&ca).status().unwrap();
-    assert!(open.success());
-    // A base backup in the bucket, and the way back.
-    let backups = cluster.dir().join("backups.toml");
-    let node = format!("[[cluster.nodes]]\nname = \"n0\"\naddress = \"127.0.0.1:{}\"\n", primary.port());
-    std::fs::write(&backups, std::fs::read_to_string(&archive).unwrap() + &node).unwrap();
-    assert!(done(&backups, &["backup", "--label", "in s3"]).contains("restorable"));
-    let listed = done(&backups, &["backup", "list"]);
-    assert!(listed.contains("restorable  in s3"), "{listed}");
-    done(&backups, &["backup", "verify"]);
-    let to = open_dir("to").join("data");
-    let said = done(&backups, &["restore", "--to", to.to_str().unwrap(), "--verify"]);
-    assert!(to.join("global/pg_control").exists(), "{said}");
-    done(&backups, &["backup", "--label", "the second"]);
-    primary.kill9().await;
-    let restored = cluster.copy("restored", ("restore_command", &restore_command(&archive)));
-    std::fs::write(restored.dir().join("recovery.signal"), "").unwrap();
-    restored.start().await;
-    restored.wait_value("SELECT pg_is_in_recovery()", "f").await;
-    assert_eq!(restored.query("SELECT count(*) FROM load").await, (22 * 900).to_string());
-    done(&backups, &["backup", "prune", "--keep", "0"]);
-    let listed = done(&backups, &["backup", "list"]);
-    assert!(listed.contains("the second") && !listed.contains("in s3"), "{listed}");
 }

@@ -6,6 +6,8 @@
 
 mod activation;
 mod archive;
+mod archive_buckets;
+mod archive_stores;
 mod aurora;
 mod auth;
 mod backup;

@@ -252,7 +252,11 @@ impl Archive {
                 return Err(StoreError::Failed { tried: "write", path, store, why }.into());
             }
         }
-        self.compare(path, kind, span, sealed.sum).await?;
+        if !self.compare(path, kind, span, sealed.sum).await? {
+            let why = "the service says that it exists, and then that it does not".into();
+            let (path, store) = (path.into(), self.store.name().into());
+            return Err(StoreError::Failed { tried: "write", path, store, why }.into());
+        }
         Ok(Put::Equal)
     }
 

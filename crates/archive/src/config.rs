@@ -1,26 +1,31 @@
 //! Configuration of an archive.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::location::Location;
 
 ::settings::settings! {
     /// `[relay.archive]`: object storage or a directory that all WAL of the relay goes to.
     #[derive(Clone, PartialEq)]
     pub struct ArchiveConfig: Default {
-        /// The archive: s3://BUCKET/PREFIX, or the absolute path of a directory that exists. "": none. With an archive, WAL leaves the relay's disk
-        /// only when it is there, whatever relay.max_bytes says.
+        /// The archive: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX (Google), az://ACCOUNT/CONTAINER/PREFIX (Azure), or the absolute path of a directory that
+        /// exists. "": none. With an archive, WAL leaves the relay's disk only when it is there, whatever relay.max_bytes says.
         pub url: String = String::new();
-        /// Address of a service that speaks S3: https://host:port. "": Amazon's, of the region.
+        /// Address of the service, https://host:port; of Azure the address of the account's Blob service. "": Amazon's, Google's or Azure's own.
         pub endpoint: String = String::new();
-        /// Region of the bucket.
+        /// Region of a bucket of S3.
         pub region: String = "us-east-1".into();
-        /// Credentials for S3, KEY_ID:SECRET or KEY_ID:SECRET:SESSION_TOKEN: this, or a file, or a command.
+        /// Credentials: this, or a file, or a command. S3: KEY_ID:SECRET or KEY_ID:SECRET:SESSION_TOKEN. Google: a service account's key, or an access
+        /// token. Azure: an account key, a shared access signature, TENANT:CLIENT_ID:SECRET, or an access token.
         pub credentials: Option<String> = None, secret(), example(r#""AKIAEXAMPLE:change-me-five""#);
-        /// File that holds the credentials in its first line. Read again when the service refuses them.
+        /// File that holds the credentials in its first line, or a service account's key in JSON. Read again when the service refuses them.
         pub credentials_file: Option<PathBuf> = None, example(r#""/etc/kingpost/archive.credentials""#);
-        /// Program, by its absolute path, and its arguments: the first line that it writes is the credentials. Run again when the service refuses them.
+        /// Program, by its absolute path, and its arguments, that writes what the file would hold. Run again when the service refuses them.
         pub credentials_command: Vec<String> = Vec::new(), example(r#"["/usr/local/bin/archive-credentials"]"#);
+        /// Use the identity that the cloud gives to this host or pod, in place of credentials.
+        pub host_identity: bool = false;
         /// CAs that the service's certificate is verified with, instead of the system's.
         pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/archive-ca.crt""#);
         /// File of keys that everything in the archive is encrypted with: a line of 64 hexadecimal digits a key, as `openssl rand -hex 32` writes. The last
@@ -70,43 +75,16 @@ impl ArchiveConfig {
         format!("{} {}", self.url, self.endpoint)
     }
 
-    /// Returns the directory; None for another kind of archive.
+    /// Returns the place that the URL means; None for a URL of another form.
     #[must_use]
-    pub fn directory(&self) -> Option<&Path> {
-        self.url.starts_with('/').then(|| Path::new(&self.url))
-    }
-
-    /// Returns the bucket and the prefix, without slashes around it; None for another kind of archive.
-    #[must_use]
-    pub fn bucket(&self) -> Option<(&str, &str)> {
-        let rest = self.url.strip_prefix("s3://")?;
-        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        (!bucket.is_empty()).then(|| (bucket, prefix.trim_matches('/')))
+    pub fn location(&self) -> Option<Location> {
+        Location::parse(&self.url)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
-
-    #[test]
-    fn urls() {
-        for (url, directory, bucket) in [
-            ("", None, None),
-            ("/srv/wal", Some("/srv/wal"), None),
-            ("s3://b", None, Some(("b", ""))),
-            ("s3://b/", None, Some(("b", ""))),
-            ("s3://b/of/main/", None, Some(("b", "of/main"))),
-            ("s3:///x", None, None),
-            ("srv/wal", None, None),
-        ] {
-            let config = ArchiveConfig { url: url.into(), ..ArchiveConfig::default() };
-            assert_eq!(config.directory(), directory.map(Path::new), "{url}");
-            assert_eq!(config.bucket(), bucket, "{url}");
-        }
-    }
 
     #[test]
     fn debug_has_no_secret() {

@@ -1,7 +1,7 @@
 //! An archive of WAL: a directory or a bucket that holds every segment and history file of a cluster.
 //!
 //! ```text
-//!  files of a relay ─▶ plan (pure) ─▶ seal: header, zstd, SHA-256, AES-GCM ─▶ Archive: create only, compare ─▶ Store: directory, S3
+//!  files of a relay ─▶ plan (pure) ─▶ seal: header, zstd, SHA-256, AES-GCM ─▶ Archive: create only, compare ─▶ Store: directory, bucket
 //!  restore_command  ◀─ unseal: every byte checked ◀──────────────── Archive: blocks, else parts  ◀──┘
 //! ```
 //!
@@ -13,12 +13,18 @@
 //! - Memory is bounded by [`BLOCK`] for each object in work, whatever the segment size.
 
 mod archive;
+mod azure;
+mod bucket;
 mod checksum;
 pub mod config;
+mod connection;
+mod credentials;
 mod directory;
+mod gcs;
 mod header;
 mod http;
 mod keys;
+mod location;
 mod name;
 mod open;
 mod plan;
@@ -27,11 +33,14 @@ mod seal;
 mod store;
 
 pub use archive::{Archive, ArchiveError, Put};
+pub use bucket::BucketStore;
 pub use checksum::Checksum;
 pub use config::Codec;
+pub use credentials::check_credentials;
 pub use directory::DirectoryStore;
 pub use header::{HEADER, Header, HeaderError, Identity};
 pub use keys::{Key, KeyId, Keys};
+pub use location::{Bucket, FORMS, Location, Service};
 pub use name::{
     BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, IDENTITY, Kind, PROBE, RECORDS, Span, TURNS,
     backup_of_path, backup_path, block_directory, block_path, blocks, chain, history_path, part_directory,
@@ -39,6 +48,5 @@ pub use name::{
 };
 pub use open::{Place, keys, open};
 pub use plan::{Held, Job, MOST_PARTS, Progress};
-pub use s3::S3Store;
 pub use seal::{Form, LARGEST, SealError, Sealed, seal, sum, unseal};
 pub use store::{Created, Listed, MOST_LISTED, Store, StoreError};

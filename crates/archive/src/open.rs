@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::bucket::BucketStore;
 use crate::config::{ArchiveConfig, Codec};
 use crate::directory::DirectoryStore;
 use crate::keys::Keys;
-use crate::s3::S3Store;
+use crate::location::{FORMS, Location};
 use crate::store::{Store, StoreError};
 
 /// A store, with the keys and the compression of its objects.
@@ -27,9 +28,12 @@ impl From<Arc<dyn Store>> for Place {
 /// # Errors
 /// [`StoreError::Settings`]: the settings cannot be used.
 pub fn open(config: &ArchiveConfig) -> Result<Place, StoreError> {
-    let store: Arc<dyn Store> = match config.directory() {
-        Some(directory) => Arc::new(DirectoryStore::new(directory, config.timeout)),
-        None => Arc::new(S3Store::new(config)?),
+    let store: Arc<dyn Store> = match config.location() {
+        Some(Location::Directory(directory)) => Arc::new(DirectoryStore::new(&directory, config.timeout)),
+        Some(Location::Bucket(bucket)) => Arc::new(BucketStore::new(bucket, config)?),
+        None => {
+            return Err(StoreError::Settings(format!("relay.archive.url: found {:?}, expected {FORMS}", config.url)));
+        }
     };
     Ok(Place { store, keys: keys(config)?, codec: config.compression })
 }

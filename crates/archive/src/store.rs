@@ -1,4 +1,4 @@
-//! Stores: the few operations that an archive needs, on a directory or on S3.
+//! Stores: the few operations that an archive needs, on a directory or on a bucket.
 
 use std::fmt;
 
@@ -97,20 +97,31 @@ pub enum StoreError {
     },
 }
 
-/// Returns an error with its causes in one line of bounded length.
-pub(crate) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
-    const MOST: usize = 600;
+/// Returns an error with its causes, each once: many errors repeat theirs.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         let why = error.to_string();
-        // Many errors repeat their cause.
         if !text.contains(&why) {
             text.push_str(": ");
             text.push_str(&why);
         }
         source = error.source();
     }
+    text
+}
+
+/// True if an error, or one of its causes, has one of these words.
+pub(crate) fn says(error: &(dyn std::error::Error + 'static), words: &[&str]) -> bool {
+    let text = chain(error);
+    words.iter().any(|word| text.contains(word))
+}
+
+/// Returns an error with its causes in one line of bounded length.
+pub(crate) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    const MOST: usize = 600;
+    let text = chain(error);
     let mut line: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(MOST).is_some() {
         line.push('…');

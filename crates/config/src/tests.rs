@@ -448,15 +448,24 @@ fn golden_messages() {
             ],
         ),
         (
-            "[relay.archive]\nurl = \"gs://b\"\n",
+            "[relay.archive]\nurl = \"az://b\"\n",
             &[
-                "k.toml:2:7: relay.archive.url: found \"gs://b\", expected s3://BUCKET/PREFIX or the absolute path of a directory",
+                "k.toml:2:7: relay.archive.url: found \"az://b\", expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or the absolute path of a directory",
+            ],
+        ),
+        ("[relay.archive]\nurl = \"gs://b\"\nhost_identity = true\n", &[]),
+        ("[relay.archive]\nurl = \"az://account/container/p\"\ncredentials_file = \"/good\"\n", &[]),
+        (
+            "[relay.archive]\nurl = \"gs://b\"\ncredentials = \"AKIA:hush\"\nhost_identity = true\n",
+            &[
+                "k.toml:3:15: relay.archive.credentials: the credentials are neither a service account's key (JSON) nor an access token",
+                "k.toml:4:17: relay.archive.host_identity: found true, and credentials: expected one of them",
             ],
         ),
         (
             "[relay.archive]\nurl = \"s3://b/p\"\nendpoint = \"http://minio:9000\"\n",
             &[
-                "k.toml:1:1: relay.archive: found no credentials, expected one of credentials, credentials_file and credentials_command",
+                "k.toml:1:1: relay.archive: found no credentials, expected one of credentials, credentials_file and credentials_command, or host_identity = true",
                 "k.toml:3:12: warning: relay.archive.endpoint: found \"http://minio:9000\": WAL crosses the network in clear",
             ],
         ),

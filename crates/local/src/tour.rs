@@ -235,7 +235,7 @@ mod tests {
         let text = config(Path::new("/srv/archive"), &[("node1".into(), 5432)]);
         std::fs::write(file.path(), &text).unwrap();
         let (config, _) = config::load(file.path()).unwrap().accept(file.path()).unwrap();
-        assert_eq!(config.relay.archive.directory(), Some(Path::new("/srv/archive")));
+        assert_eq!(config.relay.archive.url, "/srv/archive");
         assert_eq!(config.cluster.nodes.len(), 1);
     }
 }

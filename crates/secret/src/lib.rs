@@ -141,12 +141,27 @@ impl Source {
     /// # Errors
     /// An [`Error`], without the secret.
     pub fn read(&self, limit: Duration) -> Result<Secret, Error> {
+        let (bytes, from) = self.bytes(limit)?;
+        first_line(&bytes, &from)
+    }
+
+    /// Reads all lines: for keys in JSON. Blocks; a command for at most `limit`.
+    ///
+    /// # Errors
+    /// An [`Error`], without the secret.
+    pub fn read_whole(&self, limit: Duration) -> Result<Secret, Error> {
+        let (bytes, from) = self.bytes(limit)?;
+        text(bytes.trim_ascii(), &from, bytes.len())
+    }
+
+    /// Reads up to [`MOST_BYTES`]; returns them with their origin, for errors.
+    fn bytes(&self, limit: Duration) -> Result<(Vec<u8>, String), Error> {
         match self {
             Source::File(path) => {
                 let failed = |source| Error::File { path: path.clone(), source };
                 let mut bytes = Vec::new();
                 File::open(path).map_err(failed)?.take(MOST_BYTES).read_to_end(&mut bytes).map_err(failed)?;
-                first_line(&bytes, &path.display().to_string())
+                Ok((bytes, path.display().to_string()))
             }
             Source::Command(words) => run(words, limit),
         }
@@ -176,21 +191,25 @@ pub fn given(password: Option<&String>, file: Option<&Path>) -> Result<Option<St
 const TOO_LONG: &str = "longer than 64 KiB";
 
 fn first_line(bytes: &[u8], from: &str) -> Result<Secret, Error> {
-    let unusable = |what| Error::Unusable { from: from.to_owned(), what };
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if line.len() as u64 >= MOST_BYTES {
+    text(line.strip_suffix(b"\r").unwrap_or(line), from, line.len())
+}
+
+/// Returns bytes as a text; `read` is the number of bytes that they were taken from.
+fn text(bytes: &[u8], from: &str, read: usize) -> Result<Secret, Error> {
+    let unusable = |what| Error::Unusable { from: from.to_owned(), what };
+    if read as u64 >= MOST_BYTES {
         return Err(unusable(TOO_LONG));
     }
-    match std::str::from_utf8(line) {
+    match std::str::from_utf8(bytes) {
         Ok("") => Err(unusable("empty")),
-        Ok(line) => Ok(Secret::new(line)),
+        Ok(text) => Ok(Secret::new(text)),
         Err(_) => Err(unusable("not UTF-8")),
     }
 }
 
 /// Runs a command in a process group of its own, so that its children can be killed with it.
-fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
+fn run(words: &[String], limit: Duration) -> Result<(Vec<u8>, String), Error> {
     let until = Instant::now() + limit;
     let program = words.first().cloned().unwrap_or_default();
     let mut command = Command::new(&program);
@@ -229,7 +248,7 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
     if !status.success() {
         return Err(Error::Failed { program, status: status.to_string() });
     }
-    first_line(&bytes, &from)
+    Ok((bytes, from))
 }
 
 /// A started command; its process group is killed on drop.

@@ -129,3 +129,20 @@ fn a_password_in_the_configuration_comes_before_a_file() {
     assert_eq!(Source::of(None, &[]), None);
     assert_eq!(Source::of(Some(&file), &["/bin/true".into()]), Some(Source::File(file)));
 }
+
+#[test]
+fn a_key_of_many_lines_is_read_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key.json");
+    let read = |content: &[u8]| {
+        fs::write(&file, content).unwrap();
+        Source::File(file.clone()).read_whole(LIMIT).map(|secret| secret.expose().to_owned())
+    };
+    assert_eq!(read(b"\n{\n \"a\": 1\n}\r\n").unwrap(), "{\n \"a\": 1\n}");
+    for unusable in [&b" \n\n"[..], b"\xff", &vec![b'x'; MOST_BYTES as usize]] {
+        let error = read(unusable).unwrap_err();
+        assert!(matches!(error, Error::Unusable { .. }), "{error}");
+    }
+    let command = Source::Command(["/bin/sh", "-c", "printf 'a\\nb\\n'"].map(String::from).into());
+    assert_eq!(command.read_whole(LIMIT).unwrap().expose(), "a\nb");
+}

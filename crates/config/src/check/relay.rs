@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ::archive::config::ArchiveConfig;
+use ::archive::{FORMS, Location, check_credentials};
 use ::relay::config::{AuthMethod, BackupConfig, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
@@ -152,12 +153,9 @@ fn check_archive(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
             ),
         );
     }
-    let is_s3 = archive.bucket().is_some();
-    if !is_s3 && archive.directory().is_none() {
-        findings.error(
-            "relay.archive.url",
-            format!("found {url:?}, expected s3://BUCKET/PREFIX or the absolute path of a directory"),
-        );
+    let location = archive.location();
+    if location.is_none() {
+        findings.error("relay.archive.url", format!("found {url:?}, expected {FORMS}"));
     }
     let given = Password {
         in_place: archive.credentials.is_some(),
@@ -169,11 +167,20 @@ fn check_archive(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
     given.check("relay.archive", stat, findings);
     let keys = Password { file: archive.key_file.as_deref(), named: "key", ..Password::default() };
     keys.check("relay.archive", stat, findings);
-    if is_s3 && !given.is_given() {
-        findings.error(
-            "relay.archive",
-            "found no credentials, expected one of credentials, credentials_file and credentials_command",
-        );
+    if let Some(Location::Bucket(bucket)) = &location {
+        match (given.is_given(), archive.host_identity) {
+            (false, false) => findings.error(
+                "relay.archive",
+                "found no credentials, expected one of credentials, credentials_file and credentials_command, or host_identity = true",
+            ),
+            (true, true) => findings.error("relay.archive.host_identity", "found true, and credentials: expected one of them"),
+            _ => {}
+        }
+        if let Some(Err(expected)) =
+            archive.credentials.as_deref().map(|text| check_credentials(bucket.service(), text))
+        {
+            findings.error("relay.archive.credentials", expected);
+        }
     }
     let endpoint = archive.endpoint.as_str();
     match endpoint.strip_prefix("http://") {
