@@ -18,6 +18,8 @@ const CHECKPOINT: Duration = Duration::from_secs(3600);
 const SILENCE: Duration = Duration::from_secs(600);
 /// Bytes of a manifest in one message.
 const UPLOADED: usize = 64 << 10;
+/// Most bytes of notices, reports and results beside the messages that are waited for. A server sends some hundreds.
+const MOST_ASIDE: usize = 1 << 20;
 /// Most tablespaces of a cluster.
 const MOST_TABLESPACES: usize = 4096;
 
@@ -169,21 +171,50 @@ impl BackupSession {
 fn upload(session: &mut Session, manifest: &[u8]) -> Result<(), Cause> {
     const COMMAND: &str = "UPLOAD_MANIFEST";
     session.send(|out| message::query(out, COMMAND))?;
-    while session.message(COMMAND)?.0 != b'G' {}
+    wait_for(session, b'G', COMMAND)?;
     for piece in manifest.chunks(UPLOADED) {
         session.send(|out| message::message(out, b'd', |out| out.extend_from_slice(piece)))?;
     }
     session.send(|out| message::empty(out, b'c'))?;
-    while session.message(COMMAND)?.0 != b'Z' {}
-    Ok(())
+    wait_for(session, b'Z', COMMAND)
+}
+
+/// Reads messages up to one of this kind.
+fn wait_for(session: &mut Session, tag: u8, command: &str) -> Result<(), Cause> {
+    let mut aside = Aside::default();
+    loop {
+        let (got, data) = session.message(command)?;
+        if got == tag {
+            return Ok(());
+        }
+        aside.add(&data, command)?;
+    }
+}
+
+/// The bytes of messages that were not waited for.
+#[derive(Default)]
+struct Aside(usize);
+
+impl Aside {
+    fn add(&mut self, data: &[u8], command: &str) -> Result<(), Cause> {
+        self.0 += data.len() + wire::HEADER;
+        match self.0 {
+            0..=MOST_ASIDE => Ok(()),
+            _ => Err(Cause::Protocol(format!("more than {MOST_ASIDE} bytes beside the answer to {command}"))),
+        }
+    }
 }
 
 fn begin(session: &mut Session, command: &str) -> Result<Begun, Cause> {
     let wrong = |what: &str| Cause::Protocol(format!("unexpected {what}"));
     session.send(|out| message::query(out, command))?;
     let (mut start, mut tablespaces) = (None, None::<Vec<BackupTablespace>>);
+    let mut aside = Aside::default();
     loop {
         let (tag, data) = session.message("BASE_BACKUP")?;
+        if tablespaces.is_none() || tag != b'D' {
+            aside.add(&data, "BASE_BACKUP")?;
+        }
         match tag {
             b'T' if start.is_some() => tablespaces = Some(Vec::new()),
             b'D' => {
@@ -274,5 +305,60 @@ impl BaseBackup {
         };
         let is = |of: &BackupTablespace| of.place.as_ref().map(|(oid, _)| *oid) == oid;
         self.begun.tablespaces.iter().position(is)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that accepts a login, and answers everything with notices without end.
+    fn endless() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut buffer = [0; 4096];
+            assert!(socket.read(&mut buffer).unwrap() > 0);
+            let mut out = Vec::new();
+            message::authentication_ok(&mut out);
+            message::ready(&mut out, message::Status::Idle);
+            socket.write_all(&out).unwrap();
+            assert!(socket.read(&mut buffer).unwrap() > 0);
+            let mut notice = Vec::new();
+            message::message(&mut notice, b'N', |out| out.extend_from_slice(&[b'x'; 1000]));
+            // Until the client leaves.
+            while socket.write_all(&notice).is_ok() {}
+        });
+        address
+    }
+
+    #[test]
+    fn notices_without_end_are_an_error() {
+        for command in ["UPLOAD_MANIFEST", "BASE_BACKUP"] {
+            let address = endless();
+            let login = Login {
+                peer: Peer::Server("n0".into()),
+                address: &address,
+                user: "u",
+                password: None,
+                application_name: "test",
+                connector: None,
+                host_timeout: Duration::from_secs(60),
+                step: STEP,
+            };
+            let mut session = Session::open::<SessionError>(&login, |_| Ok(())).unwrap();
+            let failed = match command {
+                "UPLOAD_MANIFEST" => upload(&mut session, b"{}").map(drop),
+                _ => begin(&mut session, command).map(drop),
+            };
+            let error = failed.map_err(|cause| session.failed(cause)).unwrap_err().to_string();
+            assert!(error.contains(&format!("bytes beside the answer to {command}")), "{error}");
+        }
     }
 }
