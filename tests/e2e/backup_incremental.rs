@@ -7,12 +7,24 @@ use kingpost_tests::{Cluster, Node, RunAs, SOON, ShowLogs, command, pg_bin, skip
 use crate::archive::{archiving, files, open_dir, wait_archived};
 use crate::backup::{config, done, lsn, metric, recovered, refused};
 
-/// Starts servers that summarise their WAL; None where the servers are too old, or lack the program that joins backups.
-async fn summarizing(replicas: usize) -> Option<Cluster> {
-    if !pg_bin().join("pg_combinebackup").exists() {
+/// True if the servers can give incremental backups, and have the program that joins them.
+pub(crate) fn can_combine() -> bool {
+    pg_bin().join("pg_combinebackup").exists()
+}
+
+/// Reports that a test is left out where the servers are too old.
+pub(crate) fn needs_combine() -> bool {
+    if !can_combine() {
         skipped(
             "PostgreSQL 17 or later with pg_combinebackup is needed (PG_BIN, tests/newest/setup postgresql prints it)",
         );
+    }
+    !can_combine()
+}
+
+/// Starts servers that summarise their WAL; None where the servers are too old, or lack the program that joins backups.
+async fn summarizing(replicas: usize) -> Option<Cluster> {
+    if needs_combine() {
         return None;
     }
     Some(Cluster::builder().replicas(replicas).setting("summarize_wal", "on").start().await)
@@ -72,12 +84,26 @@ async fn a_chain_is_joined_and_stays_together() {
 
     let missing = to.join("missing").display().to_string();
     let refusal = refused(&config, &["restore", "--to", &missing, "--pg-bin", "/nonexistent"]);
-    assert!(refusal.contains("is incremental: no program pg_combinebackup in /nonexistent"), "{refusal}");
+    assert!(refusal.contains("is incremental: no pg_combinebackup of PostgreSQL "), "{refusal}");
     assert!(!Path::new(&missing).exists());
+    // A program that damages its result: the restore says so, and no server starts.
+    let (lying, damaged) = (open_dir("lying"), to.join("damaged"));
+    let script = format!(
+        "#!/bin/sh\n{bin}/pg_combinebackup \"$@\" || exit\n[ \"$1\" = --version ] || echo x >> \"$3/PG_VERSION\"\n"
+    );
+    std::fs::write(lying.join("pg_combinebackup"), script).unwrap();
+    assert!(
+        std::process::Command::new("chmod").arg("755").arg(lying.join("pg_combinebackup")).status().unwrap().success()
+    );
+    let (lying, path) = (lying.display().to_string(), damaged.display().to_string());
+    let refusal = refused(&config, &["restore", "--at", &at, "--to", &path, "--pg-bin", &lying]);
+    assert!(refusal.contains("made a damaged directory of 3 backups: PG_VERSION has "), "{refusal}");
+    assert!(damaged.exists() && !damaged.join("global/pg_control").exists());
     let restored = async |name: &str, more: &[&str]| {
         let dir = to.join(name);
         let path = dir.display().to_string();
-        done(&config, &[&["restore", "--at", &at, "--to", &path, "--pg-bin", &bin], more].concat());
+        let said = done(&config, &[&["restore", "--at", &at, "--to", &path, "--pg-bin", &bin], more].concat());
+        assert!(said.contains(" joined files are as in the manifest of pg_combinebackup"), "{said}");
         assert!(!dir.join("unfinished").exists() && !dir.join("RESTORE_IS_UNFINISHED").exists());
         let node = recovered(&cluster, name, &dir).await;
         assert_eq!(node.query(STATE).await, state);

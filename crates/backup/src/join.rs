@@ -6,12 +6,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use process::Failure;
+use process::{Failure, terminal};
 
 use crate::record::Record;
 use crate::restore::{Place, Readers, make, unpack_into};
 use crate::server::last_lines;
-use crate::unpack::{CONTROL, UNFINISHED};
+use crate::unpack::{CONTROL, UNFINISHED, compare};
 
 /// The server's program.
 pub(crate) const PROGRAM: &str = "pg_combinebackup";
@@ -84,6 +84,15 @@ impl<'a> Join<'a> {
                 self.to.display()
             )));
         }
+        let files = compare(&joined).map_err(|why| {
+            Failure::runtime(format!(
+                "{} made a damaged directory of {} backups: {why}",
+                self.program.display(),
+                self.unpacked.len()
+            ))
+            .advise(format!("no server starts in {}: remove it, and restore again", self.to.display()))
+        })?;
+        terminal::note(format_args!("{files} joined files are as in the manifest of {PROGRAM}"));
         rename(&joined.join(CONTROL), &joined.join(UNFINISHED))?;
         let entries = fs::read_dir(&joined).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         for entry in entries.map_err(|error| Failure::path("read", &joined, &error))? {

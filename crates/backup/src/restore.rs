@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use archive::{BackupId, BackupPart};
 use config::Config;
-use process::{Failure, terminal};
+use process::{Failure, postgresql, terminal};
 use watermark::Lsn;
 
 use crate::args::RestoreArgs;
@@ -19,7 +19,7 @@ use crate::chain::Chains;
 use crate::join::{self, Join};
 use crate::manifest::Manifest;
 use crate::record::{Record, Stream};
-use crate::unpack::{CONTROL, UNFINISHED, unpack};
+use crate::unpack::{CONTROL, MANIFEST, UNFINISHED, unpack};
 use crate::{recovery, server, size};
 
 /// File that says why no server starts in the directory of a restore that was killed.
@@ -51,7 +51,10 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
     })?;
     let Plan { chain, timeline, last_record } = &plan;
     let Some(record) = chain.last() else { return Ok(()) };
-    let find = |program, purpose: &str| server::programs(args.pg_bin.as_deref(), record.major(), program, purpose);
+    let find = |program, purpose: &str| {
+        let found = postgresql::find_program(args.pg_bin.as_deref(), record.major(), program);
+        found.map_err(|failure| Failure { what: format!("{purpose}: {}", failure.what), ..failure })
+    };
     let programs = args.verify.then(|| find("postgres", "--verify")).transpose()?;
     let purpose = format!("the backup {} is incremental", record.id);
     let combine = (chain.len() > 1).then(|| find(join::PROGRAM, &purpose)).transpose()?;
@@ -92,8 +95,8 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
             let directories: Vec<_> = places.iter().map(|place| (place.oid, place.directory.clone())).collect();
             unpack_into(record, readers(record)?, &to, &directories)?;
         }
-        Some(bin) => {
-            let program = bin.join(join::PROGRAM);
+        Some(installation) => {
+            let program = installation.program(join::PROGRAM);
             let mut join = Join::begin(&program, &to)?;
             for record in chain {
                 terminal::note(format_args!("unpacking the backup {} of {}", record.id, size(record.bytes())));
@@ -121,7 +124,7 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
         ));
         return Ok(());
     };
-    runtime.block_on(server::verify(&programs, &to, args))
+    runtime.block_on(server::verify(&programs.bin, &to, args))
 }
 
 /// Chooses the timeline and the backup, and checks that the archive has the WAL between them and the moment.
@@ -308,7 +311,7 @@ pub(crate) fn unpack_into(
         Failure::runtime(format!("cannot restore the backup {} to {}: {why}", record.id, to.display()))
             .advise("no server starts in that directory; `kingpost backup list` shows earlier backups")
     })?;
-    write(&to.join("backup_manifest"), &manifest)?;
+    write(&to.join(MANIFEST), &manifest)?;
     terminal::note(format_args!("{files} files are as in the server's manifest"));
     Ok(())
 }

@@ -31,20 +31,6 @@ pub(crate) fn may_start(to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the directory of the server's programs that has `program`. `purpose`: the reason for which it is needed, for the error.
-pub(crate) fn programs(given: Option<&Path>, major: u32, program: &str, purpose: &str) -> Result<PathBuf, Failure> {
-    let candidates = match given {
-        Some(given) => vec![given.to_owned()],
-        None => vec![format!("/usr/lib/postgresql/{major}/bin").into(), format!("/usr/pgsql-{major}/bin").into()],
-    };
-    let found = candidates.iter().find(|bin| bin.join(program).is_file());
-    let tried: Vec<String> = candidates.iter().map(|bin| bin.display().to_string()).collect();
-    found.cloned().ok_or_else(|| {
-        Failure::environment(format!("{purpose}: no program {program} in {}", tried.join(" or ")))
-            .advise(format!("--pg-bin names the directory with the programs of PostgreSQL {major}"))
-    })
-}
-
 /// Returns the last lines of a program's output.
 pub(crate) fn last_lines(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(&output[output.len().saturating_sub(64 << 10)..]).into_owned();

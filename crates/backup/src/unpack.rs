@@ -15,6 +15,9 @@ pub(crate) const CONTROL: &str = "global/pg_control";
 /// Path of the control file until the restore is complete.
 pub(crate) const UNFINISHED: &str = "global/pg_control.unfinished";
 
+/// The server's manifest, in a data directory.
+pub(crate) const MANIFEST: &str = "backup_manifest";
+
 /// Files of the backup that a restored directory does not get: they are the server's of then, or made anew.
 const LEFT_OUT: [&str; 5] =
     ["standby.signal", "recovery.signal", "postmaster.pid", "postmaster.opts", "tablespace_map"];
@@ -79,24 +82,70 @@ pub(crate) fn unpack(
             }
             None => None,
         };
-        let (mut size, mut crc) = (0_u64, 0);
-        loop {
-            let got = match entry.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(got) => got,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(UnpackError::Read(error)),
-            };
-            size += got as u64;
-            crc = crc32c::crc32c_append(crc, &buffer[..got]);
-            if let Some((file, path)) = &mut file {
-                let written = file.write_all(&buffer[..got]);
-                written.map_err(|source| UnpackError::Write { tried: "write", path: path.clone(), source })?;
+        let (size, crc) = drain(&mut entry, &mut buffer, |piece| match &mut file {
+            Some((file, path)) => {
+                let written = file.write_all(piece);
+                written.map_err(|source| UnpackError::Write { tried: "write", path: path.clone(), source })
             }
-        }
+            None => Ok(()),
+        })?;
         manifest.check(&format!("{prefix}{path}"), size, crc)?;
     }
     Ok(())
+}
+
+/// Reads to the end, and gives `sink` each piece; returns the size and the CRC-32C.
+fn drain(
+    from: &mut impl Read,
+    buffer: &mut [u8],
+    mut sink: impl FnMut(&[u8]) -> Result<(), UnpackError>,
+) -> Result<(u64, u32), UnpackError> {
+    let (mut size, mut crc) = (0_u64, 0);
+    loop {
+        let got = match from.read(buffer) {
+            Ok(0) => return Ok((size, crc)),
+            Ok(got) => got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(UnpackError::Read(error)),
+        };
+        size += got as u64;
+        crc = crc32c::crc32c_append(crc, &buffer[..got]);
+        sink(&buffer[..got])?;
+    }
+}
+
+/// Compares every file of a directory with the directory's own manifest; returns their number.
+pub(crate) fn compare(dir: &Path) -> Result<usize, UnpackError> {
+    let read = |path: &Path| -> io::Result<Vec<u8>> {
+        let size = fs::metadata(path)?.len();
+        if size > crate::manifest::LARGEST {
+            return Err(io::Error::other(format!("it has {size} bytes")));
+        }
+        fs::read(path)
+    };
+    let failed = |path: &Path, source| UnpackError::Write { tried: "read", path: path.into(), source };
+    let path = dir.join(MANIFEST);
+    let mut manifest = Manifest::parse(&read(&path).map_err(|error| failed(&path, error))?)?;
+    let mut buffer = vec![0; PIECE];
+    // Directories to read, with their paths in the manifest.
+    let mut waiting = vec![(dir.to_owned(), String::new())];
+    while let Some((directory, inside)) = waiting.pop() {
+        let entries = fs::read_dir(&directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        for entry in entries.map_err(|error| failed(&directory, error))? {
+            let path = entry.path();
+            let inside = format!("{inside}{}", entry.file_name().to_string_lossy());
+            // A tablespace is a link.
+            let kind = fs::metadata(&path).map_err(|error| failed(&path, error))?;
+            if kind.is_dir() {
+                waiting.push((path, format!("{inside}/")));
+            } else if inside != MANIFEST {
+                let mut file = File::open(&path).map_err(|error| failed(&path, error))?;
+                let (size, crc) = drain(&mut file, &mut buffer, |_| Ok(()))?;
+                manifest.check(&inside, size, crc)?;
+            }
+        }
+    }
+    Ok(manifest.finish()?)
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), UnpackError> {
@@ -184,6 +233,35 @@ mod tests {
             assert_eq!(fs::read_dir(to.path()).unwrap().count(), 1, "{path}");
             assert_eq!(fs::read_dir(&inner).unwrap().count(), 0, "{path}");
         }
+    }
+
+    #[test]
+    fn a_directory_is_compared_with_its_own_manifest() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, elsewhere) = (dir.path().join("data"), dir.path().join("elsewhere"));
+        let files: [(&str, &[u8]); 2] = [("base/1", b"one"), ("pg_tblspc/16384/PG_17/2", b"two")];
+        for path in [data.join("base"), data.join("pg_tblspc"), elsewhere.join("PG_17")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        std::os::unix::fs::symlink(&elsewhere, data.join("pg_tblspc/16384")).unwrap();
+        let write = |path: &str, bytes: &[u8]| fs::write(data.join(path), bytes).unwrap();
+        write(MANIFEST, &manifest(&files));
+        for (path, content) in files {
+            write(path, content);
+        }
+        assert_eq!(compare(&data).unwrap(), 2);
+        let fails = |why: &str| {
+            let error = compare(&data).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        write("pg_tblspc/16384/PG_17/2", b"tvo");
+        fails("pg_tblspc/16384/PG_17/2 has the CRC-32C");
+        write("pg_tblspc/16384/PG_17/2", b"two");
+        write("base/3", b"");
+        fails("base/3 is not in the server's manifest");
+        fs::remove_file(data.join("base/3")).unwrap();
+        fs::remove_file(data.join("base/1")).unwrap();
+        fails("the first is base/1");
     }
 
     proptest! {

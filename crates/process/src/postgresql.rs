@@ -27,6 +27,8 @@ impl Installation {
     }
 }
 
+/// Places that are searched, for messages.
+const PLACES: &str = "/usr/lib/postgresql/*/bin, /usr/pgsql-*/bin, pg_config and PATH";
 /// Longest time for pg_controldata.
 const LOOK: Duration = Duration::from_secs(30);
 
@@ -111,12 +113,12 @@ pub fn find(explicit: Option<&Path>, data: Option<(u32, &Path)>) -> Result<Insta
             (vec![found], bin.display().to_string())
         }
         None => {
-            let mut candidates = candidates();
+            let mut candidates = candidates("postgres");
             if let Some((_, bin)) = data {
                 candidates.insert(0, bin.to_owned());
             }
             let found: Vec<Installation> = candidates.iter().filter_map(|bin| probe(bin).ok()).collect();
-            (found, "/usr/lib/postgresql/*/bin, /usr/pgsql-*/bin, pg_config and PATH".to_owned())
+            (found, PLACES.to_owned())
         }
     };
     choose(&places, data.map(|(version, _)| version)).cloned().map_err(|found| match data {
@@ -145,15 +147,37 @@ fn choose(found: &[Installation], version: Option<u32>) -> Result<&Installation,
     .ok_or_else(|| found.iter().map(|installation| format!("PostgreSQL {}", installation.version)).collect())
 }
 
-/// Returns directories that may have the programs.
-fn candidates() -> Vec<PathBuf> {
+/// Finds one program of a major version, perhaps without a server beside it: only in `explicit` if given, else in every place.
+///
+/// # Errors
+/// No such program found, or only of other versions.
+pub fn find_program(explicit: Option<&Path>, version: u32, program: &str) -> Result<Installation, Failure> {
+    let (places, tried) = match explicit {
+        Some(bin) => (vec![bin.to_owned()], bin.display().to_string()),
+        None => (candidates(program), PLACES.to_owned()),
+    };
+    let mut others = Vec::new();
+    for bin in places {
+        match version_of(&bin.join(program)) {
+            Ok(found) if found == version => return Ok(Installation { bin, version }),
+            Ok(found) => others.push(format!("{} has that of PostgreSQL {found}", bin.display())),
+            Err(_) => {}
+        }
+    }
+    let others = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
+    Err(Failure::environment(format!("no {program} of PostgreSQL {version} in {tried}{others}"))
+        .advise(format!("--pg-bin names the directory with the programs of PostgreSQL {version}")))
+}
+
+/// Returns directories that have a program.
+fn candidates(program: &str) -> Vec<PathBuf> {
     let mut places = Vec::new();
     for (parent, prefix, suffix) in [("/usr/lib/postgresql", "", "bin"), ("/usr", "pgsql-", "bin")] {
         let Ok(entries) = std::fs::read_dir(parent) else { continue };
         for entry in entries.flatten().take(256) {
             if entry.file_name().to_string_lossy().starts_with(prefix) {
                 let bin = entry.path().join(suffix);
-                if bin.join("postgres").is_file() {
+                if bin.join(program).is_file() {
                     places.push(bin);
                 }
             }
@@ -163,7 +187,7 @@ fn candidates() -> Vec<PathBuf> {
         places.push(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
     }
     places.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
-    places.retain(|bin| bin.is_absolute() && bin.join("postgres").is_file());
+    places.retain(|bin| bin.is_absolute() && bin.join(program).is_file());
     places
 }
 
@@ -173,17 +197,20 @@ fn probe(bin: &Path) -> Result<Installation, String> {
     if let Some(missing) = PROGRAMS.iter().find(|program| !bin.join(program).is_file()) {
         return Err(format!("there is no {missing} in it"));
     }
-    let output = Command::new(bin.join("postgres"))
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("postgres does not start: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = parse_version(&text).ok_or_else(|| format!("`postgres --version` says {:?}", text.trim()))?;
+    let version = version_of(&bin.join("postgres"))?;
     if !SUPPORTED.contains(&version) {
         return Err(format!("it is PostgreSQL {version}, and {} to {} work", SUPPORTED.start(), SUPPORTED.end()));
     }
     Ok(Installation { bin, version })
+}
+
+/// Returns the major version of a program; as the error, the reason why it cannot be told.
+fn version_of(program: &Path) -> Result<u32, String> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("{name} does not start: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    parse_version(&text).ok_or_else(|| format!("`{name} --version` says {:?}", text.trim()))
 }
 
 /// Reads the major version from `postgres (PostgreSQL) 15.6 (Debian 15.6-1)`.
@@ -218,6 +245,23 @@ mod tests {
         assert_eq!(choose(&found, Some(14)).unwrap().bin, Path::new("/a"));
         assert_eq!(choose(&found, Some(15)).unwrap_err().len(), 3);
         assert!(choose(&[], None).is_err());
+    }
+
+    #[test]
+    fn a_program_is_of_the_version_that_is_needed() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("pg_combinebackup");
+        std::fs::write(&program, "#!/bin/sh\necho 'pg_combinebackup (PostgreSQL) 17.6'\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let find = |version, program| find_program(Some(dir.path()), version, program);
+        assert_eq!(find(17, "pg_combinebackup").unwrap(), Installation { bin: dir.path().into(), version: 17 });
+        let other = find(18, "pg_combinebackup").unwrap_err().what;
+        assert!(
+            other.contains("no pg_combinebackup of PostgreSQL 18") && other.contains("of PostgreSQL 17"),
+            "{other}"
+        );
+        assert!(find(17, "postgres").is_err());
     }
 
     #[test]
