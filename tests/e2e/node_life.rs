@@ -421,6 +421,18 @@ async fn a_promotion_waits_for_the_lease_of_a_primary_that_is_cut_off() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "makes a backup, for scripts/test-long"]
 async fn a_copy_from_the_archive() {
+    copy_from_the_archive(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "makes backups, for scripts/test-long"]
+async fn a_copy_from_a_chain_in_the_archive() {
+    if !crate::backup_incremental::needs_combine() {
+        copy_from_the_archive(true).await;
+    }
+}
+
+async fn copy_from_the_archive(is_chain: bool) {
     if only_kingpost() {
         return;
     }
@@ -439,12 +451,21 @@ async fn a_copy_from_the_archive() {
         a.address()
     );
     std::fs::write(&config, text).unwrap();
+    if is_chain {
+        a.execute("ALTER SYSTEM SET summarize_wal = on").await;
+        a.execute("SELECT pg_reload_conf()").await;
+        a.wait_value("SHOW summarize_wal", "on").await;
+    }
     crate::backup::done(&config, &["backup"]);
     a.execute("INSERT INTO t SELECT generate_series(1001, 1100)").await;
+    if is_chain {
+        crate::backup::done(&config, &["backup", "--incremental"]);
+    }
     b.config = Some(config);
     b.launch(&["--join"]);
     b.wait_value(STREAMS, "streaming").await;
     b.wait_value("SELECT count(*) FROM t", "1100").await;
-    assert!(b.directory().join("logs/restore.log").exists());
+    let restored = std::fs::read_to_string(b.directory().join("logs/restore.log")).unwrap();
+    assert_eq!(restored.contains("which is joined from 2 backups"), is_chain, "{restored}");
     assert!(!b.directory().join("logs/pg_basebackup.log").exists(), "{}", b.log());
 }

@@ -19,7 +19,7 @@ const INITDB: Duration = Duration::from_secs(120);
 /// Longest time for one question to the server's program.
 const ASK: Duration = Duration::from_secs(10);
 /// Prefixes of environment variables that `kingpost restore` gets: the configuration, and the login of an object store.
-const RESTORE_ENVIRONMENT: [&str; 2] = ["KINGPOST_", "AWS_"];
+const RESTORE_ENVIRONMENT: [&str; 5] = ["KINGPOST_", "AWS_", "AZURE_", "GCE_METADATA_", "IDENTITY_"];
 /// Longest time for an immediate stop, before SIGKILL.
 const QUIT: Duration = Duration::from_secs(10);
 /// Interval between two checks of a server that stops.
@@ -180,6 +180,8 @@ impl Hands {
         };
         command.envs(std::env::vars_os().filter(|(name, _)| kept(name)));
         command.args(["restore", "--standby", "--config"]).arg(config).arg("--to").arg(&data);
+        // A chain of backups is joined by a program of the server's version.
+        command.arg("--pg-bin").arg(&self.installation.bin);
         self.run("restore", command, self.clone_timeout).await?;
         let found = self.inspect_in(&data).await?.map(|disk| disk.system);
         if found != Some(system) {
