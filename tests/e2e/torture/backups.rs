@@ -5,12 +5,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kingpost_tests::{Cluster, Node, Process, Relay, RunAs, SOON, ShowLogs, command, kingpost_bin};
+use kingpost_tests::{Cluster, Node, Process, Relay, RunAs, SOON, ShowLogs, command, kingpost_bin, pg_bin};
 
 use super::random::Random;
 use super::{number, seed};
 use crate::archive::{archiving, open_dir, wait_archived};
 use crate::backup::{config, done, kingpost, recovered, text};
+use crate::backup_incremental::can_combine;
 
 /// Rows written between two faults, at most.
 const ROWS: u64 = 60;
@@ -40,7 +41,11 @@ struct World {
 
 impl World {
     async fn start(seed: u64) -> World {
-        let cluster = Cluster::builder().start().await;
+        let mut builder = Cluster::builder();
+        if can_combine() {
+            builder = builder.setting("summarize_wal", "on");
+        }
+        let cluster = builder.start().await;
         let (archive, to) = (open_dir("archive"), open_dir("to"));
         let keys = cluster.dir().join("archive.keys");
         std::fs::write(&keys, "0a".repeat(32)).unwrap();
@@ -77,6 +82,12 @@ impl World {
         self.history.push(Moment { at, rows: self.rows });
     }
 
+    /// Draws the kind of the next backup: incremental in two of three where the server can. Returns the words of the command.
+    fn backup(&mut self) -> Vec<&'static str> {
+        let is_incremental = can_combine() && self.random.draw(3) > 0;
+        if is_incremental { vec!["backup", "--incremental"] } else { vec!["backup"] }
+    }
+
     fn spawn(&mut self, args: &[&str]) -> Process {
         self.started += 1;
         let name = format!("{}{}", args[0], self.started);
@@ -109,13 +120,16 @@ impl World {
                 "the relay was killed"
             }
             1 | 2 => {
-                let backup = self.spawn(&["backup", "--max-rate", "20M"]);
+                let words = [self.backup(), vec!["--max-rate", "20M"]].concat();
+                let backup = self.spawn(&words);
                 self.kill(backup, 3000).await;
-                "a backup was killed"
+                if words.len() == 3 { "a backup was killed" } else { "an incremental backup was killed" }
             }
             3 => {
                 let dir = self.to.join(format!("killed{}", self.started)).display().to_string();
-                let restore = self.spawn(&["restore", "--to", &dir]);
+                let bin = pg_bin().display().to_string();
+                let words = restoring(&dir, &bin);
+                let restore = self.spawn(&words);
                 self.kill(restore, 1500).await;
                 "a restore was killed"
             }
@@ -146,8 +160,10 @@ impl World {
         let moment = fits[self.random.draw(fits.len() as u64) as usize].clone();
         let dir = self.to.join(format!("run{run}"));
         let path = dir.display().to_string();
+        let bin = pg_bin().display().to_string();
         let restore = || {
-            let output = kingpost(&self.config, &["restore", "--at", &moment.at, "--to", &path]);
+            let words = [restoring(&path, &bin), vec!["--at", &moment.at]].concat();
+            let output = kingpost(&self.config, &words);
             assert!(output.status.success(), "{moment:?} {:?}\n{}", self.faults, text(&output));
         };
         restore();
@@ -176,6 +192,15 @@ impl World {
     }
 }
 
+/// Returns the words of a restore to this directory. `bin`: the directory of the servers' programs.
+fn restoring<'a>(dir: &'a str, bin: &'a str) -> Vec<&'a str> {
+    let mut words = vec!["restore", "--to", dir];
+    if can_combine() {
+        words.extend(["--pg-bin", bin]);
+    }
+    words
+}
+
 fn position(text: &str) -> u64 {
     let (high, low) = text.split_once('/').unwrap();
     u64::from_str_radix(high, 16).unwrap() << 32 | u64::from_str_radix(low, 16).unwrap()
@@ -200,7 +225,8 @@ async fn every_acknowledged_row_is_in_a_restore_and_no_other_whatever_is_killed(
             world.fault().await;
         }
         if world.random.draw(3) == 0 {
-            done(&world.config, &["backup"]);
+            let words = world.backup();
+            done(&world.config, &words);
         }
         world.write().await;
         world.moment().await;
