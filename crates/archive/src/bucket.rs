@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions};
 use secret::{Secret, Source};
@@ -18,6 +19,9 @@ use crate::location::{Bucket, Service};
 use crate::seal::LARGEST;
 use crate::store::{Created, Listed, MOST_LISTED, Store, StoreError, causes, chain, says};
 use crate::{azure, gcs, s3};
+
+/// Pauses before a creation that met another one of the same object is sent again.
+const CONFLICTS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
 
 /// Longest time of a command that writes credentials.
 const COMMAND: Duration = Duration::from_secs(10);
@@ -224,6 +228,18 @@ impl BucketStore {
     }
 }
 
+/// True for a connection that was made and ended without an answer.
+fn broke_off(error: &Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<HttpError>() {
+            return !matches!(error.kind(), HttpErrorKind::Connect | HttpErrorKind::Timeout);
+        }
+        cause = error.source();
+    }
+    false
+}
+
 /// True for a refusal of the credentials. Services disagree on its status: Amazon's says 400 for an expired token, and so does the issuer of tokens.
 fn is_refusal(error: &Error) -> bool {
     const SAID: [&str; 8] = [
@@ -246,12 +262,24 @@ impl Store for BucketStore {
     }
 
     async fn create(&self, path: &str, object: Bytes) -> Result<Created, StoreError> {
-        match self.put(path, object, PutMode::Create).await {
+        let mut put = self.put(path, object.clone(), PutMode::Create).await;
+        for pause in CONFLICTS {
+            if !put.as_ref().is_err_and(|error| self.bucket.service().says_conflict(&chain(error))) {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            put = self.put(path, object.clone(), PutMode::Create).await;
+        }
+        match put {
             Ok(()) => Ok(Created::New),
             Err(error) if self.exists(&error) => Ok(Created::Exists),
             Err(Error::NotImplemented { .. } | Error::NotSupported { .. }) => Ok(Created::Unsupported),
             // The answer of a service that does not know the header.
             Err(error) if says(&error, &["NotImplemented"]) => Ok(Created::Unsupported),
+            // A service that refuses before it has read the object closes the connection; its answer may be lost.
+            Err(error) if broke_off(&error) && matches!(self.read(path, Some(1)).await, Ok(Some(_))) => {
+                Ok(Created::Exists)
+            }
             Err(error) => Err(self.failed("write", path, &error)),
         }
     }

@@ -118,11 +118,16 @@ impl Service {
     /// True if this text of a failed creation says that the object exists. Azure's status 409 has further meanings.
     pub(crate) fn says_exists(self, text: &str) -> bool {
         match self {
-            Service::S3 | Service::Gcs => true,
+            Service::S3 | Service::Gcs => !self.says_conflict(text),
             Service::Azure => ["BlobAlreadyExists", "ConditionNotMet", "BlobImmutableDueToPolicy"]
                 .iter()
                 .any(|code| text.contains(code)),
         }
+    }
+
+    /// True if this text of a failed creation says that another creation of the object was under way: S3 decides neither, and asks for another attempt.
+    pub(crate) fn says_conflict(self, text: &str) -> bool {
+        self == Service::S3 && text.contains("ConditionalRequestConflict")
     }
 }
 
@@ -170,6 +175,8 @@ mod tests {
             (Service::Azure, "412: <Code>ConditionNotMet</Code>", true),
             (Service::Azure, "409 Conflict: <Code>ContainerBeingDeleted</Code>", false),
             (Service::Gcs, "412 Precondition Failed", true),
+            (Service::S3, "412 Precondition Failed", true),
+            (Service::S3, "409 Conflict: <Code>ConditionalRequestConflict</Code>", false),
         ] {
             assert_eq!(service.says_exists(text), expected, "{text}");
         }

@@ -456,6 +456,16 @@ fn golden_messages() {
         ("[relay.archive]\nurl = \"gs://b\"\nhost_identity = true\n", &[]),
         ("[relay.archive]\nurl = \"az://account/container/p\"\ncredentials_file = \"/good\"\n", &[]),
         (
+            "[relay.archive]\nurl = \"az://account/c\"\ncredentials_file = \"/good\"\nendpoint = \"http://127.0.0.1:10000/account\"\n",
+            &[],
+        ),
+        (
+            "[relay.archive]\nurl = \"az://account/c\"\ncredentials_file = \"/good\"\nendpoint = \"http://azurite:10000/127.0.0.1:1\"\n",
+            &[
+                "k.toml:4:12: warning: relay.archive.endpoint: found \"http://azurite:10000/127.0.0.1:1\": WAL crosses the network in clear",
+            ],
+        ),
+        (
             "[relay.archive]\nurl = \"gs://b\"\ncredentials = \"AKIA:hush\"\nhost_identity = true\n",
             &[
                 "k.toml:3:15: relay.archive.credentials: the credentials are neither a service account's key (JSON) nor an access token",

@@ -6,7 +6,10 @@ use std::net::TcpListener;
 use super::*;
 use crate::location::Location;
 
-/// A service that gives these answers, in order, and keeps the heads of the requests.
+/// Bytes of a body that a connection reads before it is closed without an answer.
+const READ: u64 = 1 << 20;
+
+/// A service that gives these answers, in order, and keeps the heads of the requests. With the status 0 the connection is closed within the request.
 struct Canned {
     port: u16,
     heads: Arc<Mutex<Vec<String>>>,
@@ -34,12 +37,16 @@ impl Canned {
                     .split("content-length: ")
                     .nth(1)
                     .and_then(|rest| rest.split("\r\n").next().and_then(|digits| digits.parse::<u64>().ok()));
-                let _ = std::io::copy(&mut reader.by_ref().take(length.unwrap_or(0)), &mut std::io::sink());
+                let length = if status == 0 { READ } else { length.unwrap_or(0) };
+                let _ = std::io::copy(&mut reader.by_ref().take(length), &mut std::io::sink());
                 kept.lock().unwrap().push(head.to_lowercase());
+                if status == 0 {
+                    continue;
+                }
                 let _ = write!(
                     reader.get_mut(),
                     "HTTP/1.1 {status} X\r\ncontent-length: {}\r\netag: \"1\"\r\nx-goog-generation: 1\r\nlast-modified: Sun, 29 Nov 2026 \
-                     08:00:00 GMT\r\nconnection: close\r\n\r\n{body}",
+                     08:00:00 GMT\r\ncontent-range: bytes 0-0/7\r\nconnection: close\r\n\r\n{body}",
                     body.len()
                 );
             }
@@ -80,6 +87,7 @@ async fn a_creation_never_overwrites_and_only_an_answer_about_the_object_counts(
     for (service, status, error, expected) in [
         (0, 200, "", "New"),
         (0, 412, "PreconditionFailed", "Exists"),
+        (0, 409, "ConditionalRequestConflict", "cannot write"),
         (0, 501, "NotImplemented", "Unsupported"),
         (0, 404, "NoSuchBucket", "cannot write"),
         (1, 200, "", "New"),
@@ -105,6 +113,40 @@ async fn a_creation_never_overwrites_and_only_an_answer_about_the_object_counts(
         let heads = canned.heads();
         assert!(!heads.is_empty() && heads.iter().all(|head| head.contains(condition)), "{heads:?}");
         assert!(heads[0].starts_with("put /bucket/of"), "{heads:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_creation_that_meets_another_one_is_sent_again() {
+    let (conflict, exists) = (code("ConditionalRequestConflict"), code("PreconditionFailed"));
+    for (status, answer, expected) in [(200, "", Created::New), (412, &*exists, Created::Exists)] {
+        let canned = Canned::start(&[(409, &*conflict), (409, &*conflict), (409, &*conflict), (status, answer)]);
+        let store = canned.store(SERVICES[0].0, |config| config.credentials = Some(SERVICES[0].1.into()));
+        assert_eq!(store.create("wal/1", Bytes::from_static(b"x")).await.unwrap(), expected);
+        assert_eq!(canned.heads().len(), 4);
+    }
+}
+
+#[tokio::test]
+async fn a_creation_without_an_answer_exists_if_the_object_does() {
+    for (url, secret, _) in SERVICES {
+        for (status, answer, expected) in
+            [(206, "c", "Exists"), (404, &*code("NoSuchKey"), "cannot write"), (503, "", "cannot write")]
+        {
+            let canned =
+                Canned::start(&[(0, ""), (status, answer), (status, answer), (status, answer), (status, answer)]);
+            let store = canned.store(url, |config| config.credentials = Some(secret.into()));
+            let said = match store.create("wal/1", vec![0; 32 * READ as usize].into()).await {
+                Ok(created) => format!("{created:?}"),
+                Err(error) => error.to_string(),
+            };
+            assert!(said.contains(expected), "{url} {status}: {said}");
+            let heads = canned.heads();
+            assert!(
+                heads[0].starts_with("put ") && heads[1..].iter().all(|head| head.starts_with("get ")),
+                "{heads:?}"
+            );
+        }
     }
 }
 

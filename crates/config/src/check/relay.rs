@@ -185,7 +185,7 @@ fn check_archive(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
     let endpoint = archive.endpoint.as_str();
     match endpoint.strip_prefix("http://") {
         _ if endpoint.is_empty() || endpoint.starts_with("https://") => {}
-        Some(address) if process::address::is_loopback(address.trim_end_matches('/')) => {}
+        Some(address) if process::address::is_loopback(address.split('/').next().unwrap_or_default()) => {}
         Some(_) => {
             findings.warn("relay.archive.endpoint", format!("found {endpoint:?}: WAL crosses the network in clear"))
         }
