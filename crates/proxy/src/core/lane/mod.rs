@@ -33,7 +33,7 @@ use self::cost::{Costs, Fit};
 use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use self::width::Bounds;
 use crate::core::memory::Token;
-use crate::core::pool::{KEEP, NodeRequest};
+use crate::core::pool::{Budget, KEEP, NodeRequest};
 use crate::core::prepared::{Statement, Undo, Unnamed};
 use crate::core::server::{LastWord, Note, Request, SentAs, Server, ServerPhase};
 use crate::core::session::{At, Attempts, Phase, error};
@@ -178,7 +178,7 @@ impl Core {
         let idle = place.idle.iter().rposition(|&s| self.servers[s].params.is(wanted));
         let open = place.lanes.iter().enumerate().filter(|&(_, &s)| self.is_open(c, s));
         let open = open.map(|(position, &s)| (position, self.servers[s].lane.seats.len()));
-        let width = place.budget.lane_width().get(self.lane_bounds(place.budget.size()));
+        let width = self.lane_width(&place.budget);
         let s = match pick(open, place.lanes.len(), idle.is_some(), seats, width) {
             Pick::Join(position) => {
                 let s = place.lanes[position];
@@ -207,16 +207,28 @@ impl Core {
         true
     }
 
-    /// Returns the limits of the width for a pool that may have `connections` to the node.
-    fn lane_bounds(&self, connections: usize) -> Bounds {
+    /// Returns the limits of the width for a pool and node.
+    fn lane_bounds(&self, budget: &Budget) -> Bounds {
         let (least, most) = (self.settings.lanes.width, self.settings.lanes.most_width);
-        Bounds { least, most: most.min(connections.div_ceil(self.shared.workers.max(1))) }
+        Bounds { least, most: most.min(budget.size().div_ceil(self.shared.workers.max(1))) }
+    }
+
+    /// Returns the number of lanes that this worker has for a pool and node before statements share them.
+    fn lane_width(&self, budget: &Budget) -> usize {
+        budget.lane_width().get(self.lane_bounds(budget))
+    }
+
+    /// Tells the other workers what this one has counted in its lanes of a pool and node.
+    fn tell_lane_tally(&mut self, p: usize, n: usize) {
+        let bounds = self.lane_bounds(&self.pools[p].nodes[n].budget);
+        let place = &mut self.pools[p].nodes[n];
+        place.budget.lane_width().tell(&mut place.lane_tally, bounds, self.now);
     }
 
     /// Returns the report on a lane; `None` if the connection is none.
     pub(in crate::core) fn lane_report(&self, server: &Server) -> Option<LaneReport> {
         let budget = &self.pools.get(server.pool)?.nodes.get(usize::from(server.node.0))?.budget;
-        server.lane.report(budget.lane_width().get(self.lane_bounds(budget.size())))
+        server.lane.report(self.lane_width(budget))
     }
 
     /// True if this client's unit can be sent behind the units in this lane.
@@ -397,11 +409,10 @@ impl Core {
             self.effects.push(Effect::Resume(server.token));
         }
         let idle = server.protocol.status() == message::Status::Idle;
-        let bounds = self.lane_bounds(self.pools[p].nodes[n].budget.size());
         let place = &mut self.pools[p].nodes[n];
         place.seated -= 1;
         if place.lane_tally.answered(place.lanes.len()) {
-            place.budget.lane_width().tell(&mut place.lane_tally, bounds, self.now);
+            self.tell_lane_tally(p, n);
         }
         self.lanes.costs.note(seat.key, micros(elapsed), bytes);
         if elapsed >= self.settings.lanes.stall / 2 {
