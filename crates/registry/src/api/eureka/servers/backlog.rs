@@ -125,14 +125,14 @@ pub(super) fn limit(now: Instant, lease: Option<Duration>) -> Instant {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
     use crate::NamespaceName;
     use Action::{Cancel, DeleteStatusOverride, Heartbeat, Register, StatusUpdate};
 
-    fn task(action: Action, client_id: &str, until: Instant) -> Task {
+    pub(in crate::api::eureka::servers) fn task(action: Action, client_id: &str, until: Instant) -> Task {
         let instance = InstanceId::new(&NamespaceName::default(), client_id).unwrap();
         Task { action, instance, app: "SHOP".into(), client_id: client_id.into(), until }
     }

@@ -306,12 +306,8 @@ impl State {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::backlog::tests::task;
     use super::*;
-
-    fn task(action: Action, client_id: &str, until: Instant) -> Task {
-        let instance = InstanceId::new(&NamespaceName::default(), client_id).unwrap();
-        Task { action, instance, app: "SHOP".into(), client_id: client_id.into(), until }
-    }
 
     fn actions(step: Step) -> Vec<(Action, String)> {
         match step {
