@@ -15,8 +15,8 @@ class Connection:
 
     __slots__ = ("socket",)
 
-    def __init__(self, port, user, database, timeout=10.0):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+    def __init__(self, port, user, database, timeout=10.0, source="127.0.0.1"):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout, source_address=(source, 0))
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.sendall(startup(user, database))

@@ -1,13 +1,17 @@
-"""`bench/run --only scale`: how the proxy's cost of a read grows with clients, workers, pools and texts.
+"""`bench/run --only scale`: how the proxy's cost of a read grows with clients, idle clients, workers, pools and texts, and what a statement costs
+the client, the proxy and the server.
 
 Costs are CPU time of the proxy and context switches of its threads, a statement; they hold on a machine with few cores, too, where rates do not.
 
-- clients and workers: `pgbench -S -M prepared`
+- clients, idle clients and workers: `pgbench -S -M prepared`; beside idle clients 64 that work
 - pools and texts: a load of this file, 64 statements at a time, each of another user, or with another text (a simple query): few at a time, so
   compare its rows with each other and not with pgbench's. PgBouncer knows one user here, so it has no row of pools
 """
 
+import os
+import resource
 import time
+from contextlib import ExitStack
 from statistics import median
 
 from bench import counters, pgwire, plan
@@ -17,31 +21,39 @@ from bench.peers import Terms, running
 from bench.window import measure, save
 
 CLIENTS = (1, 4, 16, 64, 256, 1000, 3000)
+IDLE = (0, 1000, 10_000, 100_000)
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 POOLS = (1, 10, 100, 500)
 TEXTS = (10, 100, 1000, 10_000, 50_000)
 # Clients where something else grows, and statements at a time.
 SOME = 64
+# Idle clients from one address of loopback: fewer than it has ports.
+FROM_ONE_ADDRESS = 20_000
+# pgbench's loads whose cost is told by program: its script, and the statements of a transaction.
+PARTS = {"reads": ("-b select-only", 1), "TPC-B": ("-b tpcb-like", 7)}
 
 
 def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
     chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "pgbouncer"])
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-scale", ""
+    idle = _file_limit(max(IDLE))
     with Cluster(pg_bin, workspace, max(POOLS) + 2 * options.pool + 50) as cluster:
         cluster.load_pgbench(10, 300)
         for number in range(max(POOLS)):
             cluster.query(f"CREATE ROLE pool{number} LOGIN SUPERUSER")
         for repetition in range(options.repetitions):
             for grows, values, one in (
+                ("parts", PARTS, _parts),
                 ("clients", CLIENTS, _clients),
+                ("idle clients", [number for number in IDLE if number <= idle], _idle),
                 ("workers", WORKERS, _workers),
                 ("pools", POOLS, _pools),
                 ("texts", TEXTS, _texts),
             ):
                 for value in values:
                     for target in chosen:
-                        if grows in ("workers", "pools") and not target.name.startswith("kingpost"):
+                        if grows in ("parts", "workers", "pools") and not target.name.startswith("kingpost"):
                             continue
                         try:
                             figures = one(target, inventory, workspace, cluster, value, options)
@@ -59,20 +71,53 @@ def _clients(target, inventory, workspace, cluster, clients, options):
     return _pgbench(target, inventory, workspace, cluster, clients, options.workers, options)
 
 
+def _idle(target, inventory, workspace, cluster, clients, options):
+    return _pgbench(target, inventory, workspace, cluster, SOME, options.workers, options, idle=clients)
+
+
+def _parts(target, inventory, workspace, cluster, load, options):
+    script, statements = PARTS[load]
+    return _pgbench(target, inventory, workspace, cluster, SOME, options.workers, options, script, statements)
+
+
+def _file_limit(idle):
+    """Raises the limit of open files as far as it may be, which proxies inherit; returns how many idle clients there can be, at most `idle`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = idle + 10_000
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(wanted, most), max(wanted, most)))
+        return idle
+    except (ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return most - 10_000
+
+
 def _workers(target, inventory, workspace, cluster, workers, options):
     return _pgbench(target, inventory, workspace, cluster, SOME, workers, options)
 
 
-def _pgbench(target, inventory, workspace, cluster, clients, workers, options):
-    with running(target, inventory, workspace, cluster, Terms(options.pool, workers, clients + 100)) as endpoint:
+def _pgbench(target, inventory, workspace, cluster, clients, workers, options, script="-b select-only", statements=1, idle=0):
+    terms = Terms(options.pool, workers, clients + idle + 100)
+    with running(target, inventory, workspace, cluster, terms) as endpoint, ExitStack() as stack:
+        for number in range(idle):
+            source = f"127.0.0.{2 + number // FROM_ONE_ADDRESS}"
+            stack.enter_context(pgwire.Connection(endpoint.port, USER, DATABASE, source=source))
         directory = workspace.directory(f"scale-{time.monotonic_ns()}")
-        switches = counters.process(endpoint.pid).switches
-        before = time.monotonic()
-        watched = {"proxy": endpoint.pid}
-        found = measure(cluster, workspace, directory, "-b select-only", endpoint.port, clients, options.seconds, watched)
+        before, began = counters.process(endpoint.pid), time.monotonic()
+        watched = {"proxy": endpoint.pid, "servers": cluster.postmasters[0]}
+        found = measure(cluster, workspace, directory, script, endpoint.port, clients, options.seconds, watched)
+        after = counters.process(endpoint.pid)
         # The switches are of the whole run, the rest of its window.
-        rate = (counters.process(endpoint.pid).switches - switches) / (time.monotonic() - before)
-        return {"us": found["cpu"]["proxy"], "switches": rate / found["tps"], "rate": found["tps"]}
+        switches = (after.switches - before.switches) / (time.monotonic() - began) / found["tps"]
+        cpu = found["cpu"]
+        rate = found["tps"] * statements
+        return {
+            "us": cpu["proxy"] / statements,
+            "switches": switches / statements,
+            "server_us": cpu["servers"] / statements,
+            "machine_us": found["busy"] * (os.cpu_count() or 1) * 1e6 / rate,
+            "rate": rate,
+        }
 
 
 def _pools(target, inventory, workspace, cluster, pools, options):
@@ -118,18 +163,24 @@ def _rounds(connections, text, first, seconds):
     return done
 
 
+# What a table shows of each target, with its digits; of the parts of a statement more.
+SHOWN = (("us", "µs", 1), ("switches", "switches", 2))
+SHOWN_PARTS = (("us", "proxy, µs", 1), ("server_us", "server, µs", 1), ("machine_us", "all with pgbench, µs", 1), ("switches", "switches", 2))
+
+
 def markdown(rows):
     """Medians over the repetitions: a table for each thing that grows."""
     lines = []
     for grows in dict.fromkeys(row[2] for row in rows):
         targets = list(dict.fromkeys(row[0] for row in rows if row[2] == grows))
-        lines.append(f"| {grows} | " + " | ".join(f"{target}, µs | switches" for target in targets) + " |")
-        lines.append("|---:|" + "---:|---:|" * len(targets))
+        shown = SHOWN_PARTS if grows == "parts" else SHOWN
+        lines.append(f"| {grows} | " + " | ".join(f"{target}, {title}" for target in targets for _, title, _ in shown) + " |")
+        lines.append("|---:|" + "---:|" * len(targets) * len(shown))
         for value in dict.fromkeys(row[3] for row in rows if row[2] == grows):
             cells = []
             for target in targets:
                 found = [figures for name, _, of, at, figures in rows if (name, of, at) == (target, grows, value)]
-                cells += [f"{median(run[key] for run in found):.{digits}f}" if found else "" for key, digits in (("us", 1), ("switches", 2))]
+                cells += [f"{median(run[key] for run in found):.{digits}f}" if found else "" for key, _, digits in shown]
             lines.append(f"| {value} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
