@@ -315,6 +315,26 @@ async fn an_archive_that_is_full_or_gone_delays_no_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whole_segments_are_archived_without_waiting_for_the_interval() {
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let dir = open_dir("archive");
+    let relay = archiving(&cluster, primary.port(), dir.to_str().unwrap());
+    let mut relay = relay.set("relay.archive.interval", "1h").set("relay.archive.alarm_after", "2h");
+    relay.start().await;
+    // The first pass has found a part of a segment, and nothing more to do.
+    let archived = async || (number(&relay, "objects_total").await > 0.0).then_some(());
+    wait_until("a part to be archived", SOON, cluster.dir(), archived).await;
+    for _ in 0..2 {
+        write(primary, 40).await;
+        let whole = wait_durable(&relay, primary).await / SEGMENT as u64 * SEGMENT as u64;
+        let confirmed = async || (number(&relay, "confirmed_bytes").await >= whole as f64).then_some(());
+        wait_until("whole segments to be archived", SOON, cluster.dir(), confirmed).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_clusters_archive_is_refused() {
     let dir = open_dir("archive");
     let url = dir.to_str().unwrap();

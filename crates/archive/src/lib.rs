@@ -43,7 +43,7 @@ pub use keys::{Key, KeyId, Keys};
 pub use location::{Bucket, FORMS, Location, Service};
 pub use name::{
     BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, IDENTITY, Kind, PROBE, RECORDS, Span, TURNS,
-    backup_of_path, backup_path, block_directory, block_path, blocks, chain, history_path, part_directory,
+    backup_of_path, backup_path, block_directory, block_path, blocks, chain, history_path, next_whole, part_directory,
     part_of_path, part_path, turn_of_path, turn_path,
 };
 pub use open::{Place, keys, open};

@@ -243,6 +243,13 @@ pub fn blocks(segment_size: u64) -> impl Iterator<Item = Range<u64>> {
     (0..segment_size.div_ceil(BLOCK)).map(move |n| n * BLOCK..((n + 1) * BLOCK).min(segment_size))
 }
 
+/// Returns the least position above `position` at which a block is whole.
+#[must_use]
+pub fn next_whole(position: u64, segment_size: u64) -> u64 {
+    let block = BLOCK.min(segment_size).max(1);
+    (position / block).saturating_add(1).saturating_mul(block)
+}
+
 /// Returns the path of the object for a block. `segment_size`: the cluster's.
 #[must_use]
 pub fn block_path(span: &Span, segment_size: u64) -> String {
@@ -315,6 +322,19 @@ mod tests {
     use super::*;
 
     const SEGMENT: &str = "000000010000000A000000FF";
+
+    #[test]
+    fn a_block_is_whole_at_its_end_alone() {
+        for (position, segment, whole) in [
+            (0, BLOCK, BLOCK),
+            (BLOCK - 1, BLOCK, BLOCK),
+            (BLOCK, BLOCK, 2 * BLOCK),
+            (5 << 20, 1 << 20, 6 << 20),
+            ((1 << 30) + 1, 1 << 30, (1 << 30) + BLOCK),
+        ] {
+            assert_eq!(next_whole(position, segment), whole, "{position} of {segment}");
+        }
+    }
 
     fn span(from: u64, to: u64) -> Span {
         Span { file: FileName::parse(SEGMENT).unwrap(), from, to }

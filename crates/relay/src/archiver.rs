@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ::archive::config::ArchiveConfig;
 use ::archive::{
-    Archive, ArchiveError, FileName, Held, Identity, Job, Kind, Progress, Put, Span, StoreError, keys, sum,
+    Archive, ArchiveError, FileName, Held, Identity, Job, Kind, Progress, Put, Span, StoreError, keys, next_whole, sum,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::watch;
@@ -29,8 +29,10 @@ use crate::shared::Shared;
 pub(crate) use state::ArchiveMarks;
 pub use state::ArchiveStatus;
 
-/// Objects in work at a time. Each takes up to a block of memory.
+/// Objects in work at a time. Each takes up to two blocks of memory: the raw bytes and the compressed ones.
 const AT_ONCE: usize = 4;
+/// Shortest time between two passes when there was nothing more to do: each lists what it has written.
+const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 /// Longest wait after a failure; the first is a second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Longest time of a look at a configuration that has no archive.
@@ -131,12 +133,15 @@ impl Archiver {
                 wait = IDLE.min(config.interval);
                 continue;
             };
-            self.shared.archive.sample(log.tail().flushed.get());
+            let flushed = log.tail().flushed.get();
+            self.shared.archive.sample(flushed);
             match self.pass(&config, &log).await {
                 Ok(has_more) => {
                     self.shared.archive.works(&config);
-                    failures = 0;
-                    wait = if has_more { Duration::ZERO } else { config.interval };
+                    if !has_more {
+                        rest(&log, flushed, config.interval).await;
+                    }
+                    (wait, failures) = (Duration::ZERO, 0);
                 }
                 Err(error) => {
                     self.shared.archive.fails(&config, &error);
@@ -283,6 +288,15 @@ impl Open {
             self.progress.cleaned(&file);
         }
     }
+}
+
+/// Waits for `interval`, but not much longer than until a block is whole that was not at `flushed`.
+async fn rest(log: &Log, flushed: Lsn, interval: Duration) {
+    let tail = log.tail();
+    let whole = Lsn(next_whole(flushed.0, log.identity().segment_size.bytes()));
+    let least = SHORTEST_WAIT.min(interval);
+    tokio::time::sleep(least).await;
+    let _ = tokio::time::timeout(interval - least, tail.flushed.reached(whole)).await;
 }
 
 /// The log's segments, as an archive sees them.

@@ -9,9 +9,22 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::files::{self, failed};
 use super::{Log, LogError, Segment, Timeline, lock};
+
+/// Time between the beginnings of two segments below which WAL arrives in bulk: much is flushed at a time, and whoever makes files must keep up.
+const BULK: Duration = Duration::from_millis(100);
+
+/// Blocks of a new file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blocks {
+    /// Full of zeroes: small flushes are quick.
+    Written,
+    /// Allocated: made at once.
+    Unwritten,
+}
 
 /// The prepared files, by number.
 #[derive(Debug)]
@@ -22,12 +35,26 @@ pub(super) struct Ahead {
     /// Number of files to prepare.
     spares: usize,
     files: BTreeMap<u64, Arc<File>>,
+    /// Beginnings of the last two segments.
+    begun: [Option<Instant>; 2],
 }
 
 impl Ahead {
     pub(super) fn new(timeline: Timeline, next: u64, spares: usize, mut files: BTreeMap<u64, Arc<File>>) -> Ahead {
         files.retain(|number, _| *number >= next);
-        Ahead { timeline, next, spares, files }
+        Ahead { timeline, next, spares, files, begun: [None; 2] }
+    }
+
+    fn begin(&mut self, segment: Segment, now: Instant) {
+        self.next = segment.number + 1;
+        self.begun = [self.begun[1], Some(now)];
+    }
+
+    /// Returns the blocks that a file made now should have.
+    fn blocks(&self, now: Instant) -> Blocks {
+        let [Some(before), Some(last)] = self.begun else { return Blocks::Written };
+        let longest = last.saturating_duration_since(before).max(now.saturating_duration_since(last));
+        if longest < BULK { Blocks::Unwritten } else { Blocks::Written }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -48,15 +75,16 @@ impl Log {
             Some(file) => file,
             None => {
                 self.metrics.segments_late.fetch_add(1, Ordering::Relaxed);
-                self.create_segment(segment)?
+                // The writer waits.
+                self.create_segment(segment, Blocks::Unwritten)?
             }
         };
-        ahead.next = segment.number + 1;
+        ahead.begin(segment, Instant::now());
         Ok(file)
     }
 
-    /// Makes a file full of zeroes, durable with its name.
-    pub(super) fn create_segment(&self, segment: Segment) -> Result<Arc<File>, LogError> {
+    /// Makes a file of full length, durable with its name.
+    pub(super) fn create_segment(&self, segment: Segment, blocks: Blocks) -> Result<Arc<File>, LogError> {
         let path = self.path(segment);
         let unfinished = files::unfinished(&path);
         if path.exists() {
@@ -65,7 +93,11 @@ impl Log {
         let made = files::create(&unfinished).and_then(|file| {
             #[cfg(test)]
             self.faults.room()?;
-            files::zero_fill(&file, 0, self.identity.segment_size.bytes())?;
+            let bytes = self.identity.segment_size.bytes();
+            match blocks {
+                Blocks::Written => files::zero_fill(&file, 0, bytes)?,
+                Blocks::Unwritten => files::allocate(&file, bytes)?,
+            }
             file.sync_all()?;
             Ok(file)
         });
@@ -136,7 +168,7 @@ impl Log {
                 let mut ahead = lock(&self.ahead);
                 ahead.wanted().map(|number| {
                     let segment = Segment { number, timeline: ahead.timeline };
-                    self.create_segment(segment).map(|file| {
+                    self.create_segment(segment, ahead.blocks(Instant::now())).map(|file| {
                         self.metrics.segments_prepared.fetch_add(1, Ordering::Relaxed);
                         ahead.files.insert(number, file);
                     })
@@ -156,6 +188,32 @@ impl Log {
                 }
             }
             std::thread::park();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_unwritten_while_wal_arrives_in_bulk() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        for (begun, now, blocks) in [
+            (&[][..], 0, Blocks::Written),
+            (&[0], 1, Blocks::Written),
+            (&[0, 50], 60, Blocks::Unwritten),
+            (&[0, 50], 149, Blocks::Unwritten),
+            (&[0, 50], 150, Blocks::Written),
+            (&[0, 100], 101, Blocks::Written),
+            (&[0, 500, 550], 560, Blocks::Unwritten),
+        ] {
+            let mut ahead = Ahead::new(Timeline(1), 0, 2, BTreeMap::new());
+            for (number, ms) in begun.iter().enumerate() {
+                ahead.begin(Segment { number: number as u64, timeline: Timeline(1) }, at(*ms));
+            }
+            assert_eq!(ahead.blocks(at(now)), blocks, "{begun:?} at {now}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Disks that are full or fail.
 
+use super::super::ahead::Blocks;
 use super::super::{AppendError, MAX_UNFLUSHED, Segment, flush};
 use super::*;
 
@@ -123,9 +124,9 @@ fn a_segment_whose_name_may_not_last_is_made_again() {
     let segment = Segment { number: 1000, timeline: Timeline(1) };
     log.faults.no_name.store(true, Ordering::SeqCst);
     for _ in 0..2 {
-        let error = log.create_segment(segment).unwrap_err();
+        let error = log.create_segment(segment, Blocks::Written).unwrap_err();
         assert!(error.to_string().contains("sync the directory"), "{error}");
     }
     log.faults.no_name.store(false, Ordering::SeqCst);
-    log.create_segment(segment).unwrap();
+    log.create_segment(segment, Blocks::Written).unwrap();
 }
