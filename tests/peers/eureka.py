@@ -15,12 +15,12 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import fleet
+from servers import ANSWER, kingpost
 from sources import Missing
 
 HERE = Path(__file__).resolve().parent
-# Seconds: for downloads and the compiler, and for one answer.
+# Seconds for downloads and the compiler.
 FETCH = 600
-ANSWER = 30
 STATUSES = ("UP", "DOWN", "STARTING", "OUT_OF_SERVICE", "UNKNOWN")
 JSON, XML = "application/json", "application/xml"
 
@@ -64,38 +64,6 @@ def peer(cache, directory):
         fleet.end(process, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def kingpost(binary, directory):
-    """A registry of one node on SQLite; gives its port."""
-    port, metrics = fleet.free_port(), fleet.free_port()
-    config, log = directory / "kingpost.toml", directory / "kingpost.log"
-    config.write_text(
-        f'[registry]\nauth = "none"\nlisten = "127.0.0.1:{port}"\nstore = "sqlite:{directory / "registry.sqlite"}"\n'
-        f'[metrics]\nlisten = "127.0.0.1:{metrics}"\n'
-    )
-
-    def ready():
-        with contextlib.suppress(OSError):
-            return http_status(metrics, "/readyz") == 200
-        return False
-
-    with open(log, "w") as out:
-        process = subprocess.Popen([binary, "registry", "--config", config], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    try:
-        fleet.wait_for("the registry to be ready", ready, process, log)
-        yield port
-        if process.poll() is not None:
-            raise SystemExit(f"the registry ended by itself: {log}")
-    finally:
-        fleet.end(process, signal.SIGTERM)
-
-
-def http_status(port, path):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", path)
-    return connection.getresponse().status
-
-
 class Node:
     """A server, by its port."""
 
@@ -111,7 +79,9 @@ class Node:
         headers = {"Accept": request.accept, "Content-Type": request.kind} | self.headers()
         if request.packed:
             headers["Accept-Encoding"] = "gzip"
-        self.connection.request(request.method, f"/eureka/{request.path}", body=request.body, headers=headers)
+        # Of a text http.client would make latin-1.
+        body = request.body.encode() if request.body is not None else None
+        self.connection.request(request.method, f"/eureka/{request.path}", body=body, headers=headers)
         answer = self.connection.getresponse()
         body = answer.read()
         if answer.getheader("Content-Encoding") == "gzip":

@@ -1,42 +1,86 @@
 """Eureka's own server and two nodes of Kingpost's registry on one store, which replicate with each other: random changes at all of them, and a move of
-all clients from one to the other and back, with restarts."""
+all clients from one to the other and back, with restarts. With TLS, the server asks for a user and a password over https, as Spring Security does."""
 
+import base64
 import contextlib
-import copy
 import hashlib
+import http.client
 import json
 import random
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import eureka
 import fleet
 from eureka import STATUSES, Node, Request, instances
+from servers import ANSWER, http_status
+from sources import Missing
 
 TOKEN = "a-token-of-the-registry"
+USER, PASSWORD = "eureka", "a-password-of-eurekas-server"
 # Seconds: for a change to be everywhere, after which heartbeats help, and the lease and pace of the clients that move.
 SEEN, BEATS, LEASE, PACE = 40, 5, 8, 1
 FIELDS = ("ipAddr", "status", "overriddenStatus", "port", "vipAddress", "metadata", "lastDirtyTimestamp", "appGroupName", "homePageUrl", "dataCenterInfo")
 
 
+class Door(NamedTuple):
+    """How a server is asked."""
+
+    port: int
+    authorization: str
+    context: ssl.SSLContext | None = None
+
+
+class Certificates:
+    """A certificate of the loopback, with its authority, and as Java trusts it."""
+
+    def __init__(self, directory):
+        for program in ("openssl", "keytool"):
+            if shutil.which(program) is None:
+                raise Missing(f"needs {program}; on Debian: apt-get install openssl default-jdk-headless")
+        self.ca, self.certificate, self.key, self.trusted = (directory / name for name in ("ca.pem", "server.pem", "server.key", "trusted.p12"))
+        (directory / "names").write_text("subjectAltName=IP:127.0.0.1")
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        for command in (
+            ["openssl", "req", "-x509", *key, "-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", self.ca],
+            ["openssl", "req", *key, "-subj", "/CN=127.0.0.1", "-keyout", self.key, "-out", "server.csr"],
+            ["openssl", "x509", "-req", "-in", "server.csr", "-CA", self.ca, "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", self.certificate],
+            ["keytool", "-importcert", "-noprompt", "-storetype", "PKCS12", "-storepass", "changeit", "-keystore", self.trusted, "-alias", "ca", "-file", self.ca],
+        ):
+            subprocess.run(command, cwd=directory, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=fleet.LIMIT)
+
+
 class Server:
     """Eureka's own server, which can be stopped and started on its port."""
 
-    def __init__(self, classes, directory, peers):
-        self.port, self.directory, self.process = fleet.free_port(), directory, None
-        own = f"http://127.0.0.1:{self.port}/eureka/"
+    def __init__(self, classes, directory, peers, certificates=None):
+        port, self.directory, self.process = fleet.free_port(), directory, None
+        self.address, self.door = f"http://127.0.0.1:{port}/eureka", Door(port, f"Bearer {TOKEN}")
+        own, java, more = f"{self.address}/", ["-Xmx256m", "-XX:TieredStopAtLevel=1"], {}
+        if certificates is not None:
+            self.address = f"https://127.0.0.1:{port}/eureka"
+            self.door = Door(port, "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode(), ssl.create_default_context(cafile=certificates.ca))
+            own = f"https://{USER}:{PASSWORD}@127.0.0.1:{port}/eureka/"
+            java += [f"-Djavax.net.ssl.trustStore={certificates.trusted}", "-Djavax.net.ssl.trustStorePassword=changeit"]
+            more = {
+                "server.ssl.certificate": f"file:{certificates.certificate}", "server.ssl.certificate-private-key": f"file:{certificates.key}",
+                "spring.security.user.name": USER, "spring.security.user.password": PASSWORD,
+            }
         options = {
-            "server.port": self.port, "eureka.server.my-url": own, "eureka.client.fetch-registry": "true",
+            "server.port": port, "eureka.server.my-url": own, "eureka.client.fetch-registry": "true",
             "eureka.client.service-url.defaultZone": f"{own},{peers}", "eureka.server.registry-sync-retries": 20,
             "eureka.server.registry-sync-retry-wait-ms": 500, "eureka.server.eviction-interval-timer-in-ms": 1000,
-            "eureka.client.registry-fetch-interval-seconds": 1, "eureka.instance.hostname": "eureka.invalid",
+            "eureka.client.registry-fetch-interval-seconds": 1, "eureka.instance.hostname": "eureka.invalid", **more,
         }
-        self.command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, "EurekaPeer", *(f"--{key}={value}" for key, value in options.items())]
+        self.command = ["java", *java, "-cp", classes, "EurekaPeer", *(f"--{key}={value}" for key, value in options.items())]
 
     def start(self):
         log = self.directory / "server.log"
@@ -55,21 +99,28 @@ class Registry:
     def __init__(self, binary, directory, name):
         self.port, self.metrics, self.binary, self.directory, self.name, self.process = fleet.free_port(), fleet.free_port(), binary, directory, name, None
 
+        self.door = Door(self.port, f"Bearer {TOKEN}")
+
     def url(self):
         return f"http://any:{TOKEN}@127.0.0.1:{self.port}/eureka/"
 
-    def configure(self, server):
+    def configure(self, server, certificates=None):
+        access = ""
+        if certificates is not None:
+            password = self.directory / "password"
+            password.write_text(PASSWORD + "\n")
+            access = f'user = "{USER}"\npassword_file = "{password}"\nca_file = "{certificates.ca}"\n'
         (self.directory / f"{self.name}.toml").write_text(
             f'[registry]\nlisten = "127.0.0.1:{self.port}"\nstore = "sqlite:{self.directory / "registry.sqlite"}"\n'
             f'[[registry.tokens]]\nname = "test"\nrole = "admin"\nsha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"\n'
-            f'[[registry.eureka.servers]]\nurl = "http://127.0.0.1:{server}/eureka"\n'
+            f'[[registry.eureka.servers]]\nurl = "{server.address}"\n{access}'
             f'[metrics]\nlisten = "127.0.0.1:{self.metrics}"\n'
         )
 
     def start(self):
         def ready():
             with contextlib.suppress(OSError):
-                return eureka.http_status(self.metrics, "/readyz") == 200
+                return http_status(self.metrics, "/readyz") == 200
             return False
 
         log = self.directory / f"{self.name}.log"
@@ -91,10 +142,13 @@ class Registry:
 class Side(Node):
     """A server that is asked; a request to one that is down fails with OSError."""
 
+    def __init__(self, door):
+        super().__init__(door.port)
+        self.door = door
+        if door.context is not None:
+            self.connection = http.client.HTTPSConnection("127.0.0.1", door.port, timeout=ANSWER, context=door.context)
+
     def ask(self, request):
-        if isinstance(request.body, str):
-            request = copy.copy(request)
-            request.body = request.body.encode()
         try:
             return super().ask(request)
         except Exception as error:
@@ -102,7 +156,7 @@ class Side(Node):
             raise OSError(str(error)) from error
 
     def headers(self):
-        return {"Authorization": f"Bearer {TOKEN}"}
+        return {"Authorization": self.door.authorization}
 
     def view(self, app):
         """Returns the fields of an application's instances, by id."""
@@ -137,10 +191,10 @@ def body(app, one, dirty, lease, **fields):
 # === random changes ===
 
 
-def walk(ports, seed, number, steps, report):
+def walk(doors, seed, number, steps, report):
     """Makes random changes of an application at random sides. After each, all sides show the same."""
     choose = random.Random(f"{seed} {number}")
-    sides, app, dirty, there, told = [Side(port) for port in ports], f"R{number}", 1_700_000_000_000, set(), []
+    sides, app, dirty, there, told = [Side(door) for door in doors], f"R{number}", 1_700_000_000_000, set(), []
     for _ in range(steps):
         one, side = choose.choice((f"r{number}-a", f"r{number} {{<&>}}")), choose.randrange(len(sides))
         path = f"apps/{app}/{eureka.quote(one)}"
@@ -198,15 +252,15 @@ class Client(threading.Thread):
     def run(self):
         sides = {}
         while not self.stop.is_set():
-            port = self.at
-            side = sides.setdefault(port, Side(port))
+            door = self.at
+            side = sides.setdefault(door.port, Side(door))
             try:
                 status, *_ = side.ask(Request("heartbeat", "PUT", f"apps/MOVE/{self.one}?lastDirtyTimestamp=1700000000000"))
                 if status == 404:
                     side.ask(eureka.registration("MOVE", body("MOVE", self.one, 1_700_000_000_000, LEASE, metadata={"of": self.one}), False))
             except OSError:
-                if port == self.at:
-                    self.at = self.others[(self.others.index(port) + 1) % len(self.others)]
+                if door is self.at:
+                    self.at = self.others[(self.others.index(door) + 1) % len(self.others)]
                 continue
             self.stop.wait(PACE)
 
@@ -214,12 +268,12 @@ class Client(threading.Thread):
 class Watcher(threading.Thread):
     """Looks at a side all the time, and notes each look that lacks an instance, once all were there."""
 
-    def __init__(self, name, port, all_of):
+    def __init__(self, name, door, all_of):
         super().__init__(daemon=True)
-        self.name_of, self.port, self.all_of, self.missing, self.on, self.stop, self.looks = name, port, all_of, [], False, threading.Event(), 0
+        self.name_of, self.door, self.all_of, self.missing, self.on, self.stop, self.looks = name, door, all_of, [], False, threading.Event(), 0
 
     def run(self):
-        side = Side(self.port)
+        side = Side(self.door)
         while not self.stop.wait(0.1):
             with contextlib.suppress(OSError):
                 view = side.view("MOVE")
@@ -233,12 +287,12 @@ class Watcher(threading.Thread):
 def move(server, nodes, report):
     """Moves ten clients from Eureka's server to the registry and back. No server that is up ever lacks one of them."""
     names = {f"m{number}" for number in range(10)}
-    ports = [server.port, *(node.port for node in nodes)]
-    clients = [Client(one, server.port, ports[1:]) for one in sorted(names)]
-    watchers = [Watcher(name, port, names) for name, port in zip(("server", "node 1", "node 2"), ports)]
+    doors = [server.door, *(node.door for node in nodes)]
+    clients = [Client(one, server.door, doors[1:]) for one in sorted(names)]
+    watchers = [Watcher(name, door, names) for name, door in zip(("server", "node 1", "node 2"), doors)]
 
     def everywhere(which=(0, 1, 2)):
-        sides = [Side(ports[number]) for number in which]
+        sides = [Side(doors[number]) for number in which]
         shown = lambda: [sorted(side.view("MOVE")) for side in sides]
         until(lambda: f"all instances at {which}: {shown()}", lambda: all(set(view) == names for view in shown()))
 
@@ -273,7 +327,7 @@ def move(server, nodes, report):
         for watcher in watchers:
             watcher.on = True
         step("all clients are at Eureka's server", lambda: stay(2 * LEASE))
-        step("they go to the registry one by one", lambda: go_to(*ports[1:]))
+        step("they go to the registry one by one", lambda: go_to(*doors[1:]))
         step("and are there", lambda: stay(2 * LEASE))
         watched(0, False)
         step("Eureka's server is stopped", lambda: (server.end(), stay(2 * LEASE)))
@@ -282,7 +336,7 @@ def move(server, nodes, report):
         step("it has all", lambda: stay(LEASE))
         step("a node is killed", lambda: (nodes[0].end(signal.SIGKILL), stay(LEASE)))
         step("and started again", lambda: (nodes[0].start(), everywhere(), stay(LEASE)))
-        step("the clients go back one by one", lambda: go_to(ports[0]))
+        step("the clients go back one by one", lambda: go_to(doors[0]))
         step("and are there", lambda: stay(2 * LEASE))
         step("both nodes are stopped", lambda: ([node.end() for node in nodes], stay(2 * LEASE)))
         for number in (1, 2):
@@ -297,16 +351,25 @@ def move(server, nodes, report):
         assert watcher.looks > 50, f"{watcher.name_of} was looked at {watcher.looks} times only"
     # Each where its client was last: elsewhere a heartbeat on its way would bring it back for a lease.
     for one in sorted(names):
-        Side(ports[0]).ask(Request("deregister", "DELETE", f"apps/MOVE/{one}"))
-    sides = [Side(port) for port in ports]
+        Side(doors[0]).ask(Request("deregister", "DELETE", f"apps/MOVE/{one}"))
+    sides = [Side(door) for door in doors]
     until(lambda: f"no instance: {[sorted(side.view('MOVE')) for side in sides]}", lambda: not any(side.view("MOVE") for side in sides))
 
 
 def compare(seed, numbers, steps, cache, directory, binary, report):
     """Makes the random changes, and the move; reports each difference."""
+    replicate(seed, numbers, steps, cache, directory, binary, report, None)
+
+
+def compare_tls(seed, numbers, steps, cache, directory, binary, report):
+    """The same beside a server that is asked over https, with a user and a password."""
+    replicate(seed, numbers, steps, cache, directory, binary, report, Certificates(directory))
+
+
+def replicate(seed, numbers, steps, cache, directory, binary, report, certificates):
     classes = eureka.built(cache.parent / "eureka")
     nodes = [Registry(binary, directory, name) for name in ("one", "two")]
-    server = Server(classes, directory, nodes[0].url())
+    server = Server(classes, directory, nodes[0].url(), certificates)
     lock = threading.Lock()
 
     def one_at_a_time(*difference):
@@ -315,18 +378,19 @@ def compare(seed, numbers, steps, cache, directory, binary, report):
 
     try:
         for node in nodes:
-            node.configure(server.port)
+            node.configure(server, certificates)
             node.start()
         server.start()
         until(lambda: "the nodes to reach the server", lambda: all(node.has_looked() for node in nodes))
-        ports = [server.port, *(node.port for node in nodes)]
+        doors = [server.door, *(node.door for node in nodes)]
         with ThreadPoolExecutor(max_workers=8) as pool:
-            walks = [pool.submit(walk, ports, seed, number, steps, one_at_a_time) for number in numbers]
+            walks = [pool.submit(walk, doors, seed, number, steps, one_at_a_time) for number in numbers]
             for each in walks:
                 each.result()
         move(server, nodes, report)
         for node in nodes:
-            assert TOKEN not in (directory / f"{node.name}.log").read_text(), "the token is in the log"
+            log = (directory / f"{node.name}.log").read_text()
+            assert TOKEN not in log and PASSWORD not in log, "the token or the password is in the log"
     finally:
         server.end()
         for node in nodes:

@@ -1,9 +1,14 @@
 import java.util.Map;
+import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringBootConfiguration;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.cloud.netflix.eureka.server.EnableEurekaServer;
 import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.annotation.Bean;
+import org.springframework.security.config.Customizer;
+import org.springframework.security.config.annotation.web.builders.HttpSecurity;
+import org.springframework.security.web.SecurityFilterChain;
 
 /**
  * Eureka's own server, alone, on a port of the loopback that the system chooses; the line "listening PORT" says which. It ends with its standard input.
@@ -13,7 +18,19 @@ public final class EurekaPeer {
     @SpringBootConfiguration
     @EnableAutoConfiguration
     @EnableEurekaServer
-    static class Application {}
+    static class Application {
+        /** Basic authentication, if a password is configured. */
+        @Bean
+        SecurityFilterChain security(HttpSecurity http, @Value("${spring.security.user.password:}") String password) throws Exception {
+            http.csrf(csrf -> csrf.disable());
+            if (password.isEmpty()) {
+                http.authorizeHttpRequests(requests -> requests.anyRequest().permitAll());
+            } else {
+                http.authorizeHttpRequests(requests -> requests.anyRequest().authenticated()).httpBasic(Customizer.withDefaults());
+            }
+            return http.build();
+        }
+    }
 
     public static void main(String[] arguments) throws Exception {
         ConfigurableApplicationContext context = new SpringApplicationBuilder(Application.class)
@@ -24,6 +41,8 @@ public final class EurekaPeer {
                         Map.entry("spring.main.banner-mode", "off"),
                         Map.entry("logging.level.root", "WARN"),
                         Map.entry("eureka.dashboard.enabled", "false"),
+                        // A generated password would be written there.
+                        Map.entry("logging.level.org.springframework.boot.autoconfigure.security", "ERROR"),
                         // No other server, and none to wait for.
                         Map.entry("eureka.client.register-with-eureka", "false"),
                         Map.entry("eureka.client.fetch-registry", "false"),
