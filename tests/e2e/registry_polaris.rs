@@ -7,8 +7,25 @@ use crate::registry_clients_nacos::token;
 
 const INSTANCES: &str = "/naming/v1/instances";
 
-/// Changes and queries of one service: method, path below `/naming/v1`, body, and then the status, the code, the amount, and the codes of the parts or
-/// the ports of the instances.
+/// A request and its answer: method, path below `/naming/v1`, body, and then the status, the code, the amount, and the codes of the parts or the ports
+/// of the instances.
+type Step = (&'static str, &'static str, String, u16, u32, u64, Vec<u64>);
+
+async fn follow(node: &RegistryNode, steps: Vec<Step>) {
+    for (method, path, body, status, code, amount, parts) in steps {
+        let answer = node.ask(method, &format!("/naming/v1/{path}"), &[], &body).await;
+        let said = answer.json();
+        let of = |list: &str, field: &str| -> Vec<u64> {
+            said[list].as_array().into_iter().flatten().map(|part| part[field].as_u64().unwrap()).collect()
+        };
+        let mut found = [of("responses", "code"), of("instances", "port")].concat();
+        found.sort_unstable();
+        let seen = (answer.status, said["code"].as_u64(), said["amount"].as_u64().unwrap_or(0), found);
+        assert_eq!(seen, (status, Some(u64::from(code)), amount, parts), "{method} {path} {body}: {}", answer.body);
+    }
+}
+
+/// Changes and queries of one service's instances.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_console_api_answers_as_polaris_does() {
     let node = RegistryNode::start("").await;
@@ -26,7 +43,6 @@ async fn the_console_api_answers_as_polaris_does() {
         at(two, 82, json!({ "enable_health_check": true, "health_check": { "type": 1, "heartbeat": { "ttl": 5 } } })),
     ]);
     let none = String::new;
-    type Step = (&'static str, &'static str, String, u16, u32, u64, Vec<u64>);
     let steps: Vec<Step> = vec![
         ("POST", "instances", "[]".into(), 400, 400_002, 0, vec![]),
         ("POST", "instances", "{x".into(), 400, 400_001, 0, vec![]),
@@ -86,17 +102,63 @@ async fn the_console_api_answers_as_polaris_does() {
         ("PATCH", "instances", none(), 405, 400_004, 0, vec![]),
         ("GET", "instances/what", none(), 404, 400_004, 0, vec![]),
     ];
-    for (method, path, body, status, code, amount, parts) in steps {
-        let answer = node.ask(method, &format!("/naming/v1/{path}"), &[], &body).await;
-        let said = answer.json();
-        let of = |list: &str, field: &str| -> Vec<u64> {
-            said[list].as_array().into_iter().flatten().map(|part| part[field].as_u64().unwrap()).collect()
-        };
-        let mut found = [of("responses", "code"), of("instances", "port")].concat();
-        found.sort_unstable();
-        let seen = (answer.status, said["code"].as_u64(), said["amount"].as_u64().unwrap_or(0), found);
-        assert_eq!(seen, (status, Some(u64::from(code)), amount, parts), "{method} {path} {body}: {}", answer.body);
-    }
+    follow(&node, steps).await;
+}
+
+/// A service that was created exists without instances, for all fronts, until it is deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_exist_without_instances() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let list = |fields: Value| json!([fields]).to_string();
+    let none = String::new;
+    let shop = |more: Value| {
+        let mut fields = json!({ "namespace": "default", "name": "shop" });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    let at = json!({ "namespace": "default", "service": "shop", "host": "10.0.0.1", "port": 80 });
+    let both = json!([shop(json!({})), { "namespace": "default", "name": "pay" }]).to_string();
+    let bad = json!([shop(json!({})), { "namespace": "", "name": "pay" }]).to_string();
+    let steps: Vec<Step> = vec![
+        ("POST", "services", "[]".into(), 400, 400_002, 0, vec![]),
+        ("POST", "services", "{x".into(), 400, 400_001, 0, vec![]),
+        ("POST", "services", list(shop(json!({ "export_to": ["other"] }))), 400, 400_001, 0, vec![]),
+        ("POST", "services", list(json!({ "namespace": "default" })), 400, 400_120, 0, vec![400_120]),
+        ("POST", "services", bad, 400, 400_110, 0, vec![400_110]),
+        ("GET", "services", none(), 200, 200_000, 0, vec![]),
+        ("PUT", "services", list(shop(json!({}))), 400, 400_202, 0, vec![400_202]),
+        (
+            "POST",
+            "services",
+            list(shop(json!({ "metadata": {"a": "b"}, "owners": "me" }))),
+            200,
+            200_000,
+            0,
+            vec![200_000],
+        ),
+        ("POST", "services", both, 400, 400_000, 0, vec![200_000, 400_201]),
+        ("GET", "services?name=shop&keys=a&values=b", none(), 200, 200_000, 1, vec![]),
+        ("GET", "services", none(), 200, 200_000, 2, vec![]),
+        ("GET", "services?only_exist_instance=true", none(), 200, 200_000, 0, vec![]),
+        ("PUT", "services", list(shop(json!({ "owners": "me" }))), 200, 200_002, 0, vec![200_002]),
+        ("PUT", "services", list(shop(json!({ "metadata": {"c": "d"} }))), 200, 200_000, 0, vec![200_000]),
+        ("GET", "services?keys=a&values=b", none(), 200, 200_000, 0, vec![]),
+        ("POST", "instances", list(at.clone()), 200, 200_000, 0, vec![200_000]),
+        ("POST", "services/delete", list(shop(json!({}))), 400, 400_204, 0, vec![400_204]),
+        ("POST", "instances/delete", list(at), 200, 200_000, 0, vec![200_000]),
+        ("GET", "services?keys=c&values=d", none(), 200, 200_000, 1, vec![]),
+        ("POST", "services/delete", list(shop(json!({}))), 200, 200_000, 0, vec![200_000]),
+        ("POST", "services/delete", list(shop(json!({}))), 200, 200_000, 0, vec![200_000]),
+        ("GET", "services", none(), 200, 200_000, 1, vec![]),
+        ("PUT", "services/delete", none(), 405, 400_004, 0, vec![]),
+    ];
+    follow(&node, steps).await;
+    let shown = node.ask("GET", "/nacos/v1/ns/service/list?namespaceId=default&pageNo=1&pageSize=9", &[], "").await;
+    assert_eq!(shown.json()["doms"], json!(["pay"]), "{}", shown.body);
+    let found = json!({ "type": "SERVICES", "service": { "namespace": "default" } }).to_string();
+    let found = node.ask("POST", "/v1/Discover", &[], &found).await;
+    assert_eq!(found.json()["services"][0]["name"], "pay", "{}", found.body);
 }
 
 /// Two users of two namespaces see and change nothing of each other's, nor of who has no token.

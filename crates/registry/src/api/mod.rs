@@ -440,6 +440,9 @@ fn asker(caller: Option<&auth::Caller>, peer: IpAddr) -> rate::Who {
     }
 }
 
+/// Number of changes of one request that run side by side: the writer takes many in one batch.
+const AT_ONCE: usize = 64;
+
 /// Formats the objects of a batch for the audit log.
 fn several(ids: &[crate::InstanceId]) -> String {
     /// Number of ids listed by name; the rest is only counted.

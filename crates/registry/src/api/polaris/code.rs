@@ -13,11 +13,13 @@ pub(in super::super) const NO_SUCH_RESOURCE: u32 = 400_004;
 pub(in super::super) const INVALID: u32 = 400_103;
 pub(in super::super) const EMPTY_QUERY: u32 = 400_104;
 pub(in super::super) const BAD_QUERY: u32 = 400_105;
+pub(in super::super) const BAD_NAMESPACE: u32 = 400_110;
 pub(in super::super) const BAD_SERVICE: u32 = 400_120;
 pub(in super::super) const BAD_COMMENT: u32 = 400_128;
 pub(in super::super) const BAD_HOST: u32 = 400_131;
 pub(in super::super) const BAD_ISOLATE: u32 = 400_139;
 pub(in super::super) const NO_HEALTH_CHECK: u32 = 400_141;
+pub(in super::super) const BAD_METADATA: u32 = 400_150;
 pub(in super::super) const BAD_LIMIT_ID: u32 = 400_151;
 pub(in super::super) const BAD_AMOUNTS: u32 = 400_153;
 pub(in super::super) const BAD_LIMIT_NAME: u32 = 400_154;
@@ -25,6 +27,7 @@ pub(in super::super) const BAD_BREAKER_ID: u32 = 400_160;
 pub(in super::super) const BAD_BREAKER_NAME: u32 = 400_162;
 pub(in super::super) const EXISTS: u32 = 400_201;
 pub(in super::super) const NOT_FOUND: u32 = 400_202;
+pub(in super::super) const SERVICE_HAS_INSTANCES: u32 = 400_204;
 pub(in super::super) const BREAKER_EXISTS: u32 = 400_209;
 pub(in super::super) const FULL: u32 = 400_230;
 pub(in super::super) const NO_SERVICE: u32 = 400_301;
@@ -47,7 +50,10 @@ pub(in super::super) const STORE: u32 = 500_001;
 /// Returns the code of an error.
 pub(in super::super) fn code_of(error: &ApiError) -> u32 {
     match error {
-        ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => INVALID,
+        ApiError::BadRequest(_)
+        | ApiError::Coded { .. }
+        | ApiError::Invalid(_)
+        | ApiError::UnsupportedMediaType { .. } => INVALID,
         ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => NO_SUCH_RESOURCE,
         ApiError::NotFound { .. } | ApiError::Missing(_) => NOT_FOUND,
         ApiError::Unauthorized | ApiError::NoSuchToken => UNAUTHORIZED,

@@ -9,6 +9,7 @@ pub(super) mod code;
 mod config;
 mod console;
 mod http;
+mod lists;
 mod rules;
 
 use std::collections::{BTreeMap, HashMap};

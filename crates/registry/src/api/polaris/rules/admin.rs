@@ -7,14 +7,14 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use hyper::Method;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::check::{Refused, check};
 use super::json::{read, show};
 use super::serve::rule_of;
 use super::{Kind, Rule, Stamp, code, is_all};
 use crate::api::auth::Caller;
-use crate::api::polaris::http::status;
+use crate::api::polaris::lists::{changes, outcomes};
 use crate::api::{ApiError, Context, Reply, Request};
 use crate::kv::{Entry, RuleWrite};
 use crate::rights::{Access, Resource};
@@ -23,6 +23,8 @@ use crate::{NamespaceName, WriteError};
 /// Number of an id's hexadecimal digits: of the namespace's digest at the beginning, and in all.
 const OWNER: usize = 8;
 const ID: usize = 32;
+/// Text of an outcome that is no refusal.
+const DONE: &str = "execute success";
 /// Maximum number of attempts to make a free id, each out of 2^96.
 const ATTEMPTS: usize = 4;
 
@@ -87,18 +89,13 @@ pub(in super::super) async fn handle(
         _ => return Err(none()),
     };
     let rules = match read(kind, &request.body) {
-        Ok(rules) if rules.is_empty() => return Ok(refused(code::EMPTY, "the body: a list without a rule")),
+        Ok(rules) if rules.is_empty() => return Ok(changes(code::EMPTY, "the body: a list without a rule", &[])),
         Ok(rules) => rules,
-        Err(ApiError::BadRequest(text)) => return Ok(refused(code::UNREADABLE, &text)),
+        Err(ApiError::BadRequest(text)) => return Ok(changes(code::UNREADABLE, &text, &[])),
         Err(error) => return Err(error),
     };
-    let outcomes = Acting { context, caller, request, kind, act }.all(rules).await?;
-    Ok(told(kind, outcomes))
-}
-
-/// Returns the answer to a request that was rejected as a whole.
-fn refused(code: u32, info: &str) -> Reply {
-    Reply::json(status(code), &json!({ "code": code, "info": info, "size": 0, "responses": [] }))
+    let found = Acting { context, caller, request, kind, act }.all(rules).await?;
+    Ok(told(kind, &found))
 }
 
 struct Acting<'a> {
@@ -324,10 +321,13 @@ fn now() -> String {
 }
 
 /// Returns the answer to a change.
-fn told(kind: Kind, outcomes: Vec<Outcome>) -> Reply {
-    let responses: Vec<Value> = outcomes.iter().map(|outcome| response(kind, outcome)).collect();
-    let (code, info) = together(&outcomes);
-    Reply::json(status(code), &json!({ "code": code, "info": info, "size": responses.len(), "responses": responses }))
+fn told(kind: Kind, found: &[Outcome]) -> Reply {
+    let responses: Vec<Value> = found.iter().map(|outcome| response(kind, outcome)).collect();
+    let all = found.iter().map(|outcome| match outcome {
+        Ok(_) => (code::OK, DONE),
+        Err(Refused { code, info }) => (*code, info.as_str()),
+    });
+    outcomes(&all.collect::<Vec<_>>(), &responses)
 }
 
 fn response(kind: Kind, outcome: &Outcome) -> Value {
@@ -335,7 +335,7 @@ fn response(kind: Kind, outcome: &Outcome) -> Value {
     match outcome {
         Ok(rule) => {
             fields.insert("code".into(), code::OK.into());
-            fields.insert("info".into(), "execute success".into());
+            fields.insert("info".into(), DONE.into());
             if kind == Kind::Limit {
                 fields.insert("rateLimit".into(), show(rule, false));
             } else {
@@ -348,12 +348,4 @@ fn response(kind: Kind, outcome: &Outcome) -> Value {
         }
     }
     fields.into()
-}
-
-/// Returns the code and the text of all outcomes.
-fn together(outcomes: &[Outcome]) -> (u32, String) {
-    let code_of = |outcome: &Outcome| outcome.as_ref().map_or_else(|error| error.code, |_| code::OK);
-    let codes: Vec<u32> = outcomes.iter().map(code_of).collect();
-    let first = outcomes.iter().find_map(|outcome| outcome.as_ref().err().filter(|error| error.code / 1000 != 200));
-    (code::together(&codes), first.map_or_else(|| "execute success".into(), |error| error.info.clone()))
 }

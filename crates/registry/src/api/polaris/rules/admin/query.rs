@@ -2,18 +2,15 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::json::show;
 use super::super::serve::rule_of;
-use super::super::{Kind, Routing, Rule, code, of, pb, routes, routing};
-use super::status;
+use super::super::{Kind, Routing, Rule, of, pb, routes, routing};
 use crate::api::auth::Caller;
+use crate::api::polaris::lists::{Parameters, page};
 use crate::api::{ApiError, Context, Reply, Request};
 use crate::rights::{Access, Resource};
-
-/// Maximum and default number of rules in an answer, as of Polaris' own server.
-const MOST: usize = 100;
 
 /// Returns the supported parameters, besides `offset`, `limit` and `brief` (which asks for a short form; the full one is returned).
 fn known(kind: Kind) -> &'static [&'static str] {
@@ -64,9 +61,7 @@ fn known(kind: Kind) -> &'static [&'static str] {
 /// A parsed query.
 #[derive(Clone, Debug)]
 struct Query {
-    filters: Vec<(String, String)>,
-    offset: usize,
-    limit: usize,
+    parameters: Parameters,
     by_priority: bool,
     descending: bool,
 }
@@ -78,7 +73,7 @@ pub(super) async fn answer(
     request: &Request,
 ) -> Result<Reply, ApiError> {
     let query = Query::new(kind, request)?;
-    if let Some((_, namespace)) = query.filters.iter().find(|(name, _)| name == "namespace") {
+    if let Some(namespace) = query.value("namespace") {
         caller.needs(Access::Read, Resource::OPERATOR, namespace)?;
     }
     // Includes the commits of all nodes so far.
@@ -102,46 +97,28 @@ pub(super) async fn answer(
         }
         let amount = found.len();
         query.sort(&mut found);
-        let page: Vec<Value> = found
-            .into_iter()
-            .skip(query.offset)
-            .take(query.limit)
+        let rows: Vec<Value> = query
+            .parameters
+            .rows(found)
             .map(|mut rule| {
                 rule.set_editable(caller.may(Access::Write, Resource::OPERATOR, rule.namespace()));
                 show(&rule, kind != Kind::Limit)
             })
             .collect();
-        (amount, page)
+        (amount, rows)
     });
-    let (amount, page) = found.await?;
-    let mut body = json!({ "code": code::OK, "info": "execute success", "amount": amount, "size": page.len() });
-    let list = if kind == Kind::Limit { "rateLimits" } else { "data" };
-    if let Some(fields) = body.as_object_mut() {
-        fields.insert(list.into(), page.into());
-    }
-    let reply = Reply::json(status(code::OK), &body);
+    let (amount, rows) = found.await?;
+    let reply = page(if kind == Kind::Limit { "rateLimits" } else { "data" }, amount, rows);
     Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
 }
 
 impl Query {
     fn new(kind: Kind, request: &Request) -> Result<Query, ApiError> {
-        let mut query = Query { filters: Vec::new(), offset: 0, limit: MOST, by_priority: false, descending: false };
-        for (name, value) in &request.query {
-            let number = || -> Result<usize, ApiError> {
-                let wrong = || ApiError::bad(format!("{name}={value:?}: expected a whole number"));
-                value.parse::<u32>().ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(wrong)
-            };
+        let known = [known(kind), &["brief"]].concat();
+        let parameters = Parameters::read(request, &known).map_err(ApiError::bad)?;
+        let mut query = Query { parameters, by_priority: false, descending: false };
+        for (name, value) in &query.parameters.filters {
             match name.as_str() {
-                "offset" => query.offset = number()?,
-                "limit" => query.limit = number()?.min(MOST),
-                // The token may also be a parameter.
-                "brief" | "token" => {}
-                other if !known(kind).contains(&other) => {
-                    return Err(ApiError::bad(format!(
-                        "{other}: not known; expected one of offset, limit, {}",
-                        known(kind).join(", ")
-                    )));
-                }
                 "order_field" => match value.as_str() {
                     "priority" => query.by_priority = true,
                     "mtime" | "" => {}
@@ -155,22 +132,22 @@ impl Query {
                 "enable" | "disable" if !matches!(value.as_str(), "true" | "false" | "") => {
                     return Err(ApiError::bad(format!("{name}={value:?}: expected true or false")));
                 }
-                _ if value.is_empty() => {}
-                _ => query.filters.push((name.clone(), value.clone())),
+                _ => {}
             }
         }
+        query.parameters.filters.retain(|_, value| !value.is_empty());
         Ok(query)
     }
 
     fn value(&self, name: &str) -> Option<&str> {
-        self.filters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.parameters.filters.get(name).map(String::as_str)
     }
 
     fn fits(&self, rule: &Rule) -> bool {
         let place = |name: &str, found: &str| self.value(name).is_none_or(|wanted| wanted == found);
         let part =
             |name: &str, found: &str| self.value(name).is_none_or(|wanted| found.contains(wanted.trim_matches('*')));
-        let all = self.filters.iter().all(|(name, value)| match name.as_str() {
+        let all = self.parameters.filters.iter().all(|(name, value)| match name.as_str() {
             "id" => rule.id() == value,
             "enable" => rule.is_enabled() == (value == "true"),
             "disable" => rule.is_enabled() != (value == "true"),

@@ -1,24 +1,26 @@
 //! Polaris' console API for instances, services and namespaces: `/naming/v1/{instances,services,namespaces}`, with the codes of its own server
 //! (1.18), which was asked the same questions.
 //!
-//! Services and namespaces exist with their instances: they are listed, not made here.
+//! A service exists with its instances, or with a record ([`services`]). Namespaces exist with their services: they are listed, not made here.
+
+mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures_util::{StreamExt, stream};
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::http::{Instance as Shown, status};
+use super::lists::{MOST, Parameters, changes, outcomes, page, refused};
 use super::{Asking, answer, code, identity_of, named, pb, registration, response, shown, visible};
-use crate::api::{ApiError, RESERVED, Reply, Request};
+use crate::api::{AT_ONCE, ApiError, RESERVED, Reply, Request};
 use crate::model::Health;
 use crate::rights::{Access, Resource};
 use crate::{Edit, Instance, Metadata, NamespaceName, Patch, Registration, ServiceKey, ServiceSnapshot, WriteError};
 
-/// Maximum and default number of rows in an answer, as of Polaris' own server.
-const MOST: usize = 100;
 /// Parameters of a query of instances.
 const OF_INSTANCES: [&str; 18] = [
     "id",
@@ -58,7 +60,9 @@ pub(super) async fn handle(asking: &Asking<'_>, request: &Request) -> Result<Rep
         ["instances"] => "GET, POST, PUT",
         ["instances", "delete"] | ["instances", "delete", "host"] => "POST",
         ["instances", "isolate", "host"] => "PUT",
-        ["instances", "count" | "labels"] | ["services"] | ["services", "count"] | ["namespaces"] => "GET",
+        ["services"] => "GET, POST, PUT",
+        ["services", "delete"] => "POST",
+        ["instances", "count" | "labels"] | ["services", "count"] | ["namespaces"] => "GET",
         _ => return Err(none()),
     };
     match (rest, &request.method) {
@@ -70,6 +74,9 @@ pub(super) async fn handle(asking: &Asking<'_>, request: &Request) -> Result<Rep
         (["namespaces"], &Method::GET) => asking.list_namespaces(request).await,
         (["instances"], &Method::POST) => asking.each(request, Act::Create).await,
         (["instances"], &Method::PUT) => asking.each(request, Act::Update).await,
+        (["services"], &Method::POST) => asking.change_services(request, services::Act::Create).await,
+        (["services"], &Method::PUT) => asking.change_services(request, services::Act::Update).await,
+        (["services", "delete"], &Method::POST) => asking.change_services(request, services::Act::Delete).await,
         (["instances", "delete"], &Method::POST) => asking.each(request, Act::Delete).await,
         (["instances", "delete", "host"], &Method::POST) => asking.each(request, Act::DeleteHost).await,
         (["instances", "isolate", "host"], &Method::PUT) => asking.each(request, Act::IsolateHost).await,
@@ -77,7 +84,7 @@ pub(super) async fn handle(asking: &Asking<'_>, request: &Request) -> Result<Rep
     }
 }
 
-/// A change of the instances of a request, one after another.
+/// A change of the instances of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Create,
@@ -107,7 +114,7 @@ impl<'de> Deserialize<'de> for Sent {
 }
 
 impl Asking<'_> {
-    /// Changes each instance of a request, after a check of all of them, as Polaris' own server does.
+    /// Changes the instances of a request side by side, after a check of all of them, as Polaris' own server does.
     async fn each(&self, request: &Request, act: Act) -> Result<Reply, ApiError> {
         let sent: Vec<Sent> = match serde_json::from_slice(&request.body) {
             Ok(sent) => sent,
@@ -121,19 +128,20 @@ impl Asking<'_> {
         if !refused.is_empty() {
             return Ok(batch(None, &refused));
         }
-        let mut outcomes = Vec::with_capacity(sent.len());
-        for sent in sent {
-            let about = Some(pb::Instance { metadata: Default::default(), ..sent.fields.clone() });
-            let outcome = match act {
-                Act::Create => self.register(sent.fields).await,
-                Act::Delete => self.deregister(sent.fields).await,
-                Act::Update => answer(self.update(sent).await),
-                Act::DeleteHost => answer(self.delete_host(&sent.fields).await),
-                Act::IsolateHost => answer(self.isolate_host(&sent.fields).await),
-            };
-            outcomes.push(pb::Response { instance: outcome.instance.or(about), ..outcome });
-        }
-        Ok(batch(None, &outcomes))
+        let changes: Vec<_> = sent.into_iter().map(|sent| self.one(sent, act)).collect();
+        Ok(batch(None, &stream::iter(changes).buffered(AT_ONCE).collect::<Vec<_>>().await))
+    }
+
+    async fn one(&self, sent: Sent, act: Act) -> pb::Response {
+        let about = Some(pb::Instance { metadata: Default::default(), ..sent.fields.clone() });
+        let outcome = match act {
+            Act::Create => self.register(sent.fields).await,
+            Act::Delete => self.deregister(sent.fields).await,
+            Act::Update => answer(self.update(sent).await),
+            Act::DeleteHost => answer(self.delete_host(&sent.fields).await),
+            Act::IsolateHost => answer(self.isolate_host(&sent.fields).await),
+        };
+        pb::Response { instance: outcome.instance.or(about), ..outcome }
     }
 
     async fn update(&self, sent: Sent) -> Result<pb::Response, ApiError> {
@@ -231,8 +239,7 @@ impl Asking<'_> {
             }
             // The latest change first.
             found.sort_by(|a, b| (b.mtime, &b.id).cmp(&(a.mtime, &a.id)));
-            let rows = found.iter().skip(query.offset).take(query.limit);
-            (found.len(), rows.map(|instance| row(instance)).collect())
+            (found.len(), query.parameters.rows(&found).map(|instance| row(instance)).collect())
         });
         let (amount, rows) = found.await?;
         let reply = page("instances", amount, rows);
@@ -270,8 +277,7 @@ impl Asking<'_> {
         let mut services = self.readable();
         let found = self.context.lists.apart(move || {
             services.retain(|service| query.fits_service(&service.key, "name") && query.fits_rest(service));
-            let rows = services.iter().skip(query.offset).take(query.limit);
-            (services.len(), rows.map(|service| service_row(service)).collect())
+            (services.len(), query.parameters.rows(&services).map(|service| service_row(service)).collect())
         });
         let (amount, rows) = found.await?;
         Ok(page("services", amount, rows))
@@ -291,7 +297,7 @@ impl Asking<'_> {
                 *instances += service.instances.len();
                 *healthy += healthy_in(service);
             }
-            let rows = namespaces.iter().skip(query.offset).take(query.limit).map(|(name, counts)| {
+            let rows = query.parameters.rows(&namespaces).map(|(name, counts)| {
                 let [services, instances, healthy] = counts;
                 json!({
                     "id": name, "name": name, "total_service_count": services, "total_instance_count": instances,
@@ -365,37 +371,21 @@ fn updated(
 
 /// A parsed query.
 struct Query {
-    filters: BTreeMap<String, String>,
+    parameters: Parameters,
     /// Pairs of metadata.
     pairs: Vec<(String, String)>,
-    offset: usize,
-    limit: usize,
 }
 
 impl Query {
     /// Reads a query. The error is a code and a text.
     fn new(request: &Request, known: &[&str]) -> Result<Query, (u32, String)> {
         let invalid = |text: String| (code::INVALID, format!("invalid parameter: {text}"));
-        let mut query = Query { filters: BTreeMap::new(), pairs: Vec::new(), offset: 0, limit: MOST };
-        for (name, value) in &request.query {
-            let number = || -> Result<usize, (u32, String)> {
-                let wrong = || invalid(format!("{name}={value:?}: expected a whole number"));
-                value.parse::<u32>().ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(wrong)
-            };
-            match name.as_str() {
-                "token" => {}
-                other if !known.contains(&other) && !matches!(other, "offset" | "limit") => {
-                    return Err(invalid(format!("{other} is not allowed")));
-                }
-                other if value.is_empty() => return Err(invalid(format!("the value for {other} is empty"))),
-                "offset" => query.offset = number()?,
-                "limit" => query.limit = number()?.min(MOST),
-                _ => {
-                    query.filters.insert(name.clone(), value.clone());
-                }
-            }
+        let mut parameters = Parameters::read(request, known).map_err(invalid)?;
+        if let Some((name, _)) = parameters.filters.iter().find(|(_, value)| value.is_empty()) {
+            return Err(invalid(format!("the value for {name} is empty")));
         }
-        let keys = (query.filters.remove("keys"), query.filters.remove("values"));
+        let keys = (parameters.filters.remove("keys"), parameters.filters.remove("values"));
+        let mut query = Query { parameters, pairs: Vec::new() };
         let text = match keys {
             (None, None) => return Ok(query),
             (Some(keys), Some(values)) => {
@@ -413,12 +403,13 @@ impl Query {
     }
 
     fn is_empty(&self) -> bool {
-        self.filters.is_empty() && self.pairs.is_empty() && self.offset == 0 && self.limit == MOST
+        let Parameters { filters, offset, limit } = &self.parameters;
+        filters.is_empty() && self.pairs.is_empty() && *offset == 0 && *limit == MOST
     }
 
     /// True if a filter is absent or fits a name: `*` at its beginning or end stands for anything.
     fn fits(&self, filter: &str, name: &str) -> bool {
-        self.filters.get(filter).is_none_or(|pattern| is_like(name, pattern))
+        self.parameters.filters.get(filter).is_none_or(|pattern| is_like(name, pattern))
     }
 
     fn fits_service(&self, key: &ServiceKey, name: &str) -> bool {
@@ -427,35 +418,35 @@ impl Query {
 
     /// True if a service fits what is asked of its metadata and its instances.
     fn fits_rest(&self, service: &ServiceSnapshot) -> bool {
-        let is_on = |filter: &str| self.filters.get(filter).is_some_and(|value| value == "true");
+        let is_on = |filter: &str| self.parameters.filters.get(filter).is_some_and(|value| value == "true");
         let metadata = |key: &str| service.metadata.as_ref().and_then(|metadata| metadata.get(key));
         self.pairs.iter().all(|(key, value)| metadata(key) == Some(value.as_str()))
             && (!is_on("only_exist_instance") || !service.instances.is_empty())
             && (!is_on("only_exist_health_instance") || healthy_in(service) > 0)
-            && (!self.filters.contains_key("host")
+            && (!self.parameters.filters.contains_key("host")
                 || service.instances.iter().any(|instance| self.fits_host(&instance.host)))
     }
 
     fn fits_host(&self, host: &str) -> bool {
-        self.filters.get("host").is_none_or(|hosts| hosts.split(',').any(|one| one.trim() == host))
+        self.parameters.filters.get("host").is_none_or(|hosts| hosts.split(',').any(|one| one.trim() == host))
     }
 
     fn fits_instance(&self, instance: &Instance) -> bool {
-        let text = |filter: &str, value: &str| self.filters.get(filter).is_none_or(|wanted| wanted == value);
+        let text = |filter: &str, value: &str| self.parameters.filters.get(filter).is_none_or(|wanted| wanted == value);
         // As at Polaris, a number or a truth that cannot be read does not filter.
         let number = |filter: &str, value: u16| {
-            let wanted = self.filters.get(filter).and_then(|wanted| wanted.parse::<u64>().ok());
+            let wanted = self.parameters.filters.get(filter).and_then(|wanted| wanted.parse::<u64>().ok());
             wanted.is_none_or(|wanted| wanted == u64::from(value))
         };
         let truth = |filter: &str, value: bool| {
-            let wanted = match self.filters.get(filter).map(String::as_str) {
+            let wanted = match self.parameters.filters.get(filter).map(String::as_str) {
                 Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
                 Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Some(false),
                 _ => None,
             };
             wanted.is_none_or(|wanted| wanted == value)
         };
-        let health = if self.filters.contains_key("healthy") { "healthy" } else { "health_status" };
+        let health = if self.parameters.filters.contains_key("healthy") { "healthy" } else { "health_status" };
         self.fits("id", instance.id.local())
             && self.fits_host(&instance.host)
             && number("port", instance.port)
@@ -503,38 +494,26 @@ fn service_row(service: &ServiceSnapshot) -> Value {
     let ports: BTreeSet<u16> =
         service.instances.iter().map(|instance| instance.port).filter(|port| *port > 0).collect();
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-    json!({
+    let mut row = json!({
         "name": service.key.name(), "namespace": service.key.namespace(), "ports": ports.join(","),
         "metadata": service.metadata.as_ref().map(visible).unwrap_or_default(),
         "revision": format!("{}-{}", service.revision, service.digest),
         "total_instance_count": service.instances.len(), "healthy_instance_count": healthy_in(service),
-    })
-}
-
-/// Returns the answer to a query.
-fn page(list: &str, amount: usize, rows: Vec<Value>) -> Reply {
-    let mut body = json!({ "code": code::OK, "info": "execute success", "amount": amount, "size": rows.len() });
-    body[list] = rows.into();
-    Reply::json(status(code::OK), &body)
-}
-
-/// Returns the refusal of a query.
-fn refused(list: &str, code: u32, info: &str) -> Reply {
-    let mut body = json!({ "code": code, "info": info, "amount": 0, "size": 0 });
-    body[list] = json!([]);
-    Reply::json(status(code), &body)
+    });
+    for (name, value) in service.metadata.as_ref().map(services::fields).unwrap_or_default() {
+        row[name] = value.into();
+    }
+    row
 }
 
 /// Returns the answer to a change of several instances; `whole` refuses it as a whole.
-fn batch(whole: Option<(u32, String)>, outcomes: &[pb::Response]) -> Reply {
-    let codes: Vec<u32> = outcomes.iter().map(|outcome| outcome.code.unwrap_or(code::FAILED)).collect();
-    let (code, info) = whole.unwrap_or_else(|| {
-        let worst = outcomes.iter().find(|outcome| outcome.code.is_none_or(|code| code / 1000 != 200));
-        let info = worst.or(outcomes.first()).and_then(|outcome| outcome.info.clone());
-        (code::together(&codes), info.unwrap_or_default())
-    });
-    let responses: Vec<Value> = outcomes.iter().map(super::http::told_fields).collect();
-    Reply::json(status(code), &json!({ "code": code, "info": info, "size": responses.len(), "responses": responses }))
+fn batch(whole: Option<(u32, String)>, responses: &[pb::Response]) -> Reply {
+    if let Some((code, info)) = whole {
+        return changes(code, &info, &[]);
+    }
+    let all = responses.iter().map(|it| (it.code.unwrap_or(code::FAILED), it.info.as_deref().unwrap_or_default()));
+    let shown: Vec<Value> = responses.iter().map(super::http::told_fields).collect();
+    outcomes(&all.collect::<Vec<_>>(), &shown)
 }
 
 #[cfg(test)]
