@@ -484,6 +484,51 @@ async fn registry_nacos_grpc_nodes_die() {
     until_passing(other, "tenant-a", "shop", &[], SOON).await;
 }
 
+/// Entries of metadata are set at several instances by one request, and taken away again; their registrations stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metadata_of_several_instances_at_once() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let at = |ip: &str| format!("/nacos/v1/ns/instance?serviceName=G%40%40shop&port=80&ip={ip}");
+    let own = "&metadata=%7B%22own%22:%221%22%7D";
+    for ip in ["10.0.0.1", "10.0.0.2"] {
+        assert_eq!(node.ask("POST", &format!("{}{own}", at(ip)), &[], "").await.status, 200);
+    }
+    let batch = async |method: &str, version: &str, more: &str| {
+        let path = format!("/nacos/{version}/instance/metadata/batch?serviceName=G%40%40shop{more}");
+        let answer = node.ask(method, &path, &[], "").await;
+        (answer.status, answer.json())
+    };
+    let shown = async |ip: &str| node.get(&at(ip)).await.json()["metadata"].take();
+    let (red, first) = ("&metadata=%7B%22color%22:%22red%22%7D", "10.0.0.1:80:unknown:DEFAULT:ephemeral");
+    let one =
+        "&instances=%5B%7B%22ip%22:%2210.0.0.1%22,%22port%22:80%7D,%7B%22ip%22:%2210.0.0.9%22,%22port%22:80%7D%5D";
+    let (status, body) = batch("PUT", "v2/ns", &format!("{red}{one}")).await;
+    assert_eq!((status, &body["data"]["updated"]), (200, &json!([first])), "{body}");
+    assert_eq!(shown("10.0.0.1").await, json!({ "own": "1", "color": "red" }));
+    assert_eq!(shown("10.0.0.2").await, json!({ "own": "1" }));
+    let (status, body) = batch("PUT", "v1/ns", red).await;
+    assert_eq!((status, body["updated"].as_array().map(Vec::len)), (200, Some(2)), "{body}");
+    assert_eq!(node.ask("POST", &format!("{}{own}", at("10.0.0.2")), &[], "").await.status, 200);
+    assert_eq!(shown("10.0.0.2").await, json!({ "own": "1", "color": "red" }), "it survives a registration");
+    // An instance's own entry cannot be taken away, only what was laid over it.
+    let (status, body) =
+        batch("DELETE", "v3/admin/ns", &format!("{}{one}", red.replace("red%22", "%22,%22own%22:%22%22"))).await;
+    assert_eq!((status, &body["data"]["updated"]), (200, &json!([first])), "{body}");
+    assert_eq!(shown("10.0.0.1").await, json!({ "own": "1" }));
+    assert_eq!(shown("10.0.0.2").await, json!({ "own": "1", "color": "red" }));
+    for (more, expected) in [("", "metadata is missing"), (&format!("{red}&instances=nonsense"), "instances")] {
+        let refused =
+            node.ask("PUT", &format!("/nacos/v1/ns/instance/metadata/batch?serviceName=shop{more}"), &[], "").await;
+        assert!(
+            refused.status == 400 && refused.body.contains(expected),
+            "{more}: {} {}",
+            refused.status,
+            refused.body
+        );
+    }
+}
+
 /// Values that an operator sets by PUT and PATCH are laid over the instance's own words, and stay when it registers or connects again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_operators_overrides_stay() {

@@ -11,6 +11,16 @@ pub enum ApiError {
     /// An invalid request.
     #[error("{0}")]
     BadRequest(String),
+    /// An invalid request that has a code of its own in the protocol of its front.
+    #[error("{text}")]
+    Coded {
+        /// The code.
+        code: u32,
+        /// The protocol's text for the code.
+        message: &'static str,
+        /// The error.
+        text: String,
+    },
     /// An unknown path.
     #[error("there is nothing at {0}")]
     NoSuchPath(String),
@@ -121,7 +131,7 @@ impl ApiError {
     /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            ApiError::BadRequest(_) | ApiError::Invalid(_) => StatusCode::BAD_REQUEST,
+            ApiError::BadRequest(_) | ApiError::Coded { .. } | ApiError::Invalid(_) => StatusCode::BAD_REQUEST,
             ApiError::NoSuchPath(_) | ApiError::NotFound { .. } | ApiError::Missing(_) => StatusCode::NOT_FOUND,
             ApiError::Misdirected { .. } => StatusCode::MISDIRECTED_REQUEST,
             ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
@@ -140,7 +150,7 @@ impl ApiError {
     /// Returns a short name for programs.
     pub fn code(&self) -> &'static str {
         match self {
-            ApiError::BadRequest(_) => "bad_request",
+            ApiError::BadRequest(_) | ApiError::Coded { .. } => "bad_request",
             ApiError::NoSuchPath(_) => "no_such_path",
             ApiError::Misdirected { .. } => "misdirected",
             ApiError::MethodNotAllowed { .. } => "method_not_allowed",

@@ -17,7 +17,7 @@ async fn a_service_is_described_by_its_clusters() {
     let described = |group: &str, clusters: &[&str]| {
         json!({
             "namespaceId": "public", "groupName": group, "name": "shop", "protectThreshold": 0.0, "metadata": {},
-            "selector": { "type": "none" }, "clusters": clusters.iter().map(|name| cluster(name)).collect::<Vec<_>>(),
+            "selector": { "type": "none", "contextType": "NONE" }, "clusters": clusters.iter().map(|name| cluster(name)).collect::<Vec<_>>(),
         })
     };
     for (query, expected) in [
@@ -36,7 +36,7 @@ async fn a_service_is_described_by_its_clusters() {
             "no service \"DEFAULT_GROUP@@shop\" in the namespace \"other\"",
         ),
         ("GET", "", 400, "serviceName"),
-        ("DELETE", "serviceName=shop", 409, "instances"),
+        ("DELETE", "serviceName=shop", 400, "instances"),
         ("PATCH", "serviceName=shop", 405, ""),
     ] {
         let (status, body) = node.ask(method, &format!("/nacos/v1/ns/service?{query}"), "").await;

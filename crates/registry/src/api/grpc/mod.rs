@@ -133,9 +133,10 @@ fn while_running<T: 'static>(
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Status {
         let code = match &error {
-            ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => {
-                Code::InvalidArgument
-            }
+            ApiError::BadRequest(_)
+            | ApiError::Coded { .. }
+            | ApiError::Invalid(_)
+            | ApiError::UnsupportedMediaType { .. } => Code::InvalidArgument,
             ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => {
                 Code::Unimplemented
             }

@@ -13,7 +13,7 @@ use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
 use crate::rights::Access;
-use crate::{Beat, Health, ServiceSnapshot};
+use crate::{Beat, Health, OverlayChange, ServiceSnapshot};
 
 /// Code for an accepted beat.
 const BEAT_OK: u64 = 10_200;
@@ -53,6 +53,9 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         ("DELETE", ["nacos", "v1", "ns", "instance"]) => call.deregister().await,
         ("GET", ["nacos", "v1", "ns", "instance"]) => Ok(Reply::ok(&call.instance().await?)),
         ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => Ok(Reply::ok(&call.beat().await?)),
+        ("PUT" | "DELETE", ["nacos", "v1", "ns", "instance", "metadata", "batch"]) => {
+            Ok(Reply::ok(&call.metadata(method == Method::PUT).await?))
+        }
         ("PUT", ["nacos", "v1", "ns", "health"] | ["nacos", "v1", "ns", "health", "instance"]) => {
             call.report().await.map(|()| Reply::text(StatusCode::OK, "ok"))
         }
@@ -67,7 +70,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, PATCH, DELETE" })
         }
         ("PUT", ["nacos", "v1", "ns", "service"]) if call.fields.text("protectThreshold").is_empty() => {
-            Err(ApiError::bad("protectThreshold is missing"))
+            Err(required("protectThreshold"))
         }
         (method, ["nacos", "v1", "ns", "service"]) => {
             call.change_service(method).await.map(|()| Reply::text(StatusCode::OK, "ok"))
@@ -141,7 +144,7 @@ impl Call<'_> {
             "groupName": service.group,
             "serviceName": service.name,
             "clusterMap": clusters.collect::<serde_json::Map<_, _>>(),
-            "ephemeral": false,
+            "ephemeral": self.naming.is_ephemeral(&service)?,
         });
         self.naming.record(&service)?.describe(&mut description);
         Ok(result(&description))
@@ -157,6 +160,7 @@ impl Call<'_> {
             ("DELETE", ["instance"]) => done(self.deregister().await),
             ("GET", ["instance"]) => Ok(result(&self.instance().await?)),
             ("PUT", ["instance", "beat"]) => Ok(result(&self.beat().await?)),
+            ("PUT" | "DELETE", ["instance", "metadata", "batch"]) => Ok(result(&self.metadata(method == "PUT").await?)),
             ("PUT", ["health"] | ["health", "instance"]) => self.report().await.map(|()| result(&"ok")),
             ("GET", ["instance", "list"]) => {
                 self.needs(Access::Read)?;
@@ -198,6 +202,7 @@ impl Call<'_> {
             ("POST", ["instance"]) => done(self.register().await),
             ("PUT", ["instance"]) => done(self.overrides(true).await),
             ("DELETE", ["instance"]) => done(self.deregister().await),
+            ("PUT" | "DELETE", ["instance", "metadata", "batch"]) => Ok(result(&self.metadata(method == "PUT").await?)),
             ("GET", ["instance"]) => {
                 self.needs(Access::Read)?;
                 let (sent, service) = (Sent::of(&self.fields)?, self.service()?);
@@ -207,9 +212,7 @@ impl Call<'_> {
             }
             ("GET", ["instance", "list"]) => {
                 self.needs(Access::Read)?;
-                let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
-                let clusters = [self.fields.text("clusterName"), self.fields.text("clusters")].concat();
-                let hosts = self.naming.hosts(&self.service()?, &Wanted { clusters, healthy }).await?;
+                let hosts = self.naming.hosts(&self.service()?, &self.wanted()).await?;
                 let mut body = br#"{"code":0,"message":"success","data":["#.to_vec();
                 body.extend(hosts.parts.join(&b','));
                 body.extend(b"]}");
@@ -259,6 +262,22 @@ impl Call<'_> {
         Ok(Reply::text(StatusCode::OK, "ok"))
     }
 
+    /// Overrides entries of the metadata of several instances, or takes these overrides away unless `set`. Returns the instances that are there.
+    async fn metadata(&self, set: bool) -> Result<Value, ApiError> {
+        self.needs(Access::Write)?;
+        let (service, metadata) = (self.service()?, wire::pairs(self.fields.text("metadata"))?);
+        if metadata.is_empty() {
+            return Err(required("metadata"));
+        }
+        wire::not_reserved(&metadata)?;
+        let entries = metadata.into_iter().map(|(key, value)| (key, set.then_some(value))).collect();
+        let overlay = OverlayChange { entries, ..OverlayChange::default() };
+        let sent = Sent::several(self.fields.text("instances"))?;
+        let changed = self.naming.overlay_several(&service, &sent, &overlay).await?;
+        let shown: Vec<String> = changed.iter().map(|instance| wire::changed(instance)).collect();
+        Ok(json!({ "updated": shown }))
+    }
+
     async fn deregister(&self) -> Result<Reply, ApiError> {
         self.needs(Access::Write)?;
         let sent = Sent::of(&self.fields)?;
@@ -301,6 +320,7 @@ impl Call<'_> {
         let health = match text.to_ascii_lowercase().as_str() {
             "true" => Health::Passing,
             "false" => Health::Critical,
+            "" => return Err(required("healthy")),
             _ => return Err(wire::expected("healthy", text, "true or false")),
         };
         let (sent, service) = (Sent::of(&self.fields)?, self.service()?);
@@ -314,10 +334,10 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Returns the selection that a request of a list names.
+    /// Returns the selection that a request of a list names. The clusters are `clusters` in version 1, and `clusterName` in versions 2 and 3.
     fn wanted(&self) -> Wanted {
         let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
-        Wanted { clusters: self.fields.text("clusters").to_owned(), healthy }
+        Wanted { clusters: [self.fields.text("clusterName"), self.fields.text("clusters")].concat(), healthy }
     }
 
     async fn instance(&self) -> Result<Value, ApiError> {

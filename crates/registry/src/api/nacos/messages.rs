@@ -173,7 +173,7 @@ struct InstanceFields {
 
 impl InstanceFields {
     fn sent(self) -> Result<Sent, ApiError> {
-        let port = self.port.ok_or_else(|| ApiError::bad("instance.port is missing"))?;
+        let port = self.port.ok_or_else(|| required("instance.port"))?;
         let metadata = self.metadata.filter(|value| !value.is_null());
         let metadata = metadata.as_ref().map(wire::texts).transpose()?.unwrap_or_default();
         let (ip, cluster) = (self.ip.unwrap_or_default(), self.cluster_name.unwrap_or_default());
@@ -197,7 +197,7 @@ impl Message {
 
     fn publication(mut self) -> Result<Asked, ApiError> {
         let (namespace, key) = self.entry()?;
-        let content = self.content.take().ok_or_else(|| ApiError::bad("content is missing"))?;
+        let content = self.content.take().filter(|it| !it.trim().is_empty()).ok_or_else(|| required("content"))?;
         let more = self.addition_map.unwrap_or_default();
         let said = |name: &str| more.get(name).cloned().flatten();
         let new = NewConfig {
@@ -285,7 +285,7 @@ impl Asked {
                         )));
                     }
                 };
-                let fields = message.instance.ok_or_else(|| ApiError::bad("instance is missing"))?;
+                let fields = message.instance.ok_or_else(|| required("instance"))?;
                 let mut sent = Box::new(fields.sent()?);
                 sent.ephemeral &= kind == INSTANCE;
                 Asked::Instance { at, register, sent }

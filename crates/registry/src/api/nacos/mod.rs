@@ -49,6 +49,41 @@ pub(super) use http::{handle, is_login};
 use messages::{Asked, message};
 pub(super) use messages::{OutgoingMessage, Sign};
 
+/// Returns an error about a request that Nacos' clients know by its code.
+fn coded(code: Code, text: impl Into<String>) -> ApiError {
+    let (code, message) = code.shown();
+    ApiError::Coded { code, message, text: text.into() }
+}
+
+/// Returns the error about a parameter that is not there.
+fn required(name: &str) -> ApiError {
+    coded(Code::Missing, format!("{name} is missing"))
+}
+
+/// Errors of an invalid request that have codes of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    Missing,
+    Weight,
+    ServiceExists,
+    NoService,
+    /// A service with instances cannot be deleted.
+    ServiceDelete,
+}
+
+impl Code {
+    /// Returns code and text, which are those of Nacos' own server.
+    fn shown(self) -> (u32, &'static str) {
+        match self {
+            Code::Missing => (10_000, "parameter missing"),
+            Code::Weight => (21_001, "weight error"),
+            Code::ServiceExists => (21_007, "service already exist"),
+            Code::NoService => (21_008, "service not exist"),
+            Code::ServiceDelete => (21_009, "service delete failure"),
+        }
+    }
+}
+
 /// Default namespace.
 const PUBLIC: &str = "public";
 /// Time for which clients cache a list, in milliseconds.

@@ -1,10 +1,11 @@
 //! Operations of Nacos' clients, common to both protocols: they identify the instance and the service, and change them.
 
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::super::auth::Caller;
 use super::super::list_cache::{MOST_AT_ONCE, entries};
-use super::super::{namespace, several};
+use super::super::{AT_ONCE, namespace, several};
 use super::service::{ServiceRecord, Threshold};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
@@ -192,8 +193,15 @@ impl Naming<'_> {
             let known = self.context.registry.snapshot(&self.key(service)?);
             return Err(known.map_or_else(|| self.no_such_service(service), |_| missing()));
         };
+        if self.overlay_found(&instance, overlay).await? { Ok(()) } else { Err(missing()) }
+    }
+
+    /// Sets overrides of an instance that was found, like [`Naming::overlay`]. False if it has gone since.
+    async fn overlay_found(&self, instance: &Instance, overlay: &OverlayChange) -> Result<bool, ApiError> {
+        let mut there = true;
         let written = self.context.registry.change(&instance.id, |row| {
-            let row = row.ok_or_else(missing)?;
+            there = row.is_some();
+            let Some(row) = row else { return Ok(Edit::Nothing) };
             let mut overlay = overlay.clone();
             for key in wire::LEASE_KEYS {
                 // Who sends all metadata that a list shows changes nothing here.
@@ -210,7 +218,34 @@ impl Naming<'_> {
         if written.await?.changed() {
             self.audit("override", instance.id.local());
         }
-        Ok(())
+        Ok(there)
+    }
+
+    /// Sets overrides of the `sent` instances of a service, or of all if none are sent. Returns those that are there.
+    ///
+    /// # Errors
+    /// There are too many instances; otherwise as [`Naming::overlay`].
+    pub(super) async fn overlay_several(
+        &self,
+        service: &Service,
+        sent: &[Sent],
+        overlay: &OverlayChange,
+    ) -> Result<Vec<Arc<Instance>>, ApiError> {
+        self.context.batch("instances", sent.len())?;
+        let mut found = Vec::new();
+        for sent in sent {
+            found.extend(self.found(service, sent).await?);
+        }
+        if sent.is_empty()
+            && let Some(snapshot) = self.context.registry.snapshot(&self.key(service)?)
+        {
+            self.context.batch("the service's instances, of which none is named", snapshot.instances.len())?;
+            found.extend(snapshot.instances.iter().cloned());
+        }
+        let changes: Vec<_> = found.iter().map(|instance| self.overlay_found(instance, overlay)).collect();
+        // One batch of the writer takes many.
+        let there: Vec<bool> = stream::iter(changes).buffered(AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().zip(there).filter(|(_, there)| *there).map(|(instance, _)| instance).collect())
     }
 
     /// Removes the instance, whichever front registered it. A missing instance is no error.
@@ -247,6 +282,12 @@ impl Naming<'_> {
         self.context.lists.apart(clusters).await
     }
 
+    /// True if a service has instances that live by their clients' signs of life.
+    pub(super) fn is_ephemeral(&self, service: &Service) -> Result<bool, ApiError> {
+        let snapshot = self.context.registry.snapshot(&self.key(service)?);
+        Ok(snapshot.is_some_and(|snapshot| snapshot.instances.iter().any(|it| wire::is_ephemeral(it))))
+    }
+
     /// Returns the service's record; the default one if no client of Nacos has set one.
     pub(super) fn record(&self, service: &Service) -> Result<ServiceRecord, ApiError> {
         let snapshot = self.context.registry.snapshot(&self.key(service)?);
@@ -265,9 +306,8 @@ impl Naming<'_> {
         match registry.snapshot(&key).is_some() {
             true if new => {
                 let (name, namespace) = (service.full(), self.namespace.as_str());
-                return Err(ApiError::bad(format!(
-                    "the service {name:?} already exists in the namespace {namespace:?}"
-                )));
+                let text = format!("the service {name:?} already exists in the namespace {namespace:?}");
+                return Err(coded(Code::ServiceExists, text));
             }
             false if !new => return Err(self.no_such_service(service)),
             _ => {}
@@ -285,13 +325,17 @@ impl Naming<'_> {
     pub(super) async fn remove_service(&self, service: &Service) -> Result<(), ApiError> {
         let (key, registry) = (self.key(service)?, &self.context.registry);
         registry.snapshot(&key).ok_or_else(|| self.no_such_service(service))?;
-        registry.delete_service(&key).await?;
+        registry.delete_service(&key).await.map_err(|error| match error {
+            crate::WriteError::NotEmpty { .. } => coded(Code::ServiceDelete, error.to_string()),
+            other => other.into(),
+        })?;
         self.audit("delete_service", &service.full());
         Ok(())
     }
 
     fn no_such_service(&self, service: &Service) -> ApiError {
-        ApiError::bad(format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str()))
+        let text = format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str());
+        coded(Code::NoService, text)
     }
 
     /// Returns the names, without group, of the services of `group`: those of page `page` (from 1), and the total number. Services without instances

@@ -83,6 +83,7 @@ impl ServiceRecord {
         description["protectThreshold"] = json!(self.threshold.0);
         description["metadata"] = json!(self.own);
         description["selector"] = self.selector.clone();
+        description["selector"]["contextType"] = if self.selector["type"] == "none" { "NONE" } else { "CMDB" }.into();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Requests and answers of Nacos' clients: parameters of an address or a form, and JSON.
 
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::json;
 
 use super::naming::Hosts;
@@ -100,7 +101,7 @@ impl Service {
     pub(super) fn of(name: &str, group: &str) -> Result<Service, ApiError> {
         let (group, name) = name.split_once(SEPARATOR).unwrap_or((group, name));
         if name.is_empty() {
-            return Err(ApiError::bad("serviceName is missing"));
+            return Err(required("serviceName"));
         }
         let group = if group.is_empty() { DEFAULT_GROUP } else { group };
         Ok(Service { group: group.to_owned(), name: name.to_owned() })
@@ -152,7 +153,7 @@ impl Sent {
             "" => 1.0,
             text => text.parse().map_err(|_| expected("weight", text, "a number"))?,
         };
-        let port = fields.number("port")?.ok_or_else(|| ApiError::bad("port is missing"))?;
+        let port = fields.number("port")?.ok_or_else(|| required("port"))?;
         let metadata = pairs(fields.text("metadata"))?;
         let mut sent = Sent::new(fields.text("ip"), port, cluster, weight, metadata)?;
         sent.enabled = fields.flag(&["enabled", "enable"], true)?;
@@ -185,11 +186,11 @@ impl Sent {
         own: BTreeMap<String, String>,
     ) -> Result<Sent, ApiError> {
         if ip.is_empty() {
-            return Err(ApiError::bad("ip is missing"));
+            return Err(required("ip"));
         }
         let port = u16::try_from(port).map_err(|_| expected("port", &port.to_string(), "0 to 65535"))?;
         if !(0.0..=655.0).contains(&weight) {
-            return Err(expected("weight", &weight.to_string(), "0 to 655"));
+            return Err(coded(Code::Weight, format!("weight={weight}: expected 0 to 655")));
         }
         let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
         visible("cluster", cluster)?;
@@ -214,6 +215,26 @@ impl Sent {
             gone: time(LEASE_KEYS[2], GONE)?,
             own,
         })
+    }
+
+    /// Parses a list of instances in JSON, of each its address and cluster; empty text is an empty list.
+    pub(super) fn several(text: &str) -> Result<Vec<Sent>, ApiError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Named {
+            ip: String,
+            port: u64,
+            #[serde(default)]
+            cluster_name: Option<String>,
+        }
+        if text.is_empty() {
+            return Ok(Vec::new());
+        }
+        let list: Vec<Named> = serde_json::from_str(text).map_err(|error| {
+            ApiError::bad(format!("instances: expected a list with ip, port and clusterName: {error}"))
+        })?;
+        let one = |it: Named| Sent::new(&it.ip, it.port, &it.cluster_name.unwrap_or_default(), 1.0, BTreeMap::new());
+        list.into_iter().map(one).collect()
     }
 
     /// Returns the overrides of weight, isolation and metadata that the instance stands for: all of them if `whole`, else those that `fields` name.
@@ -382,6 +403,18 @@ impl Info {
     }
 }
 
+/// Returns an instance as the answer to a change of several names it.
+pub(super) fn changed(instance: &Instance) -> String {
+    let life = if is_ephemeral(instance) { "ephemeral" } else { "persist" };
+    format!("{}:{}:unknown:{}:{life}", instance.host, instance.port, cluster(instance))
+}
+
+/// True if an instance lives by its client's signs of life.
+pub(super) fn is_ephemeral(instance: &Instance) -> bool {
+    let has_lease = || instance.check.as_deref().and_then(Check::time_to_live).is_some();
+    kept(instance).map_or_else(has_lease, |kept| kept.ephemeral)
+}
+
 /// Encodes an instance for clients.
 pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
     let cluster = cluster(instance);
@@ -400,7 +433,7 @@ pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
         "valid": instance.overall() != Health::Critical,
         "enabled": !instance.isolate,
         "marked": false,
-        "ephemeral": kept(instance).map_or(ttl.is_some(), |kept| kept.ephemeral),
+        "ephemeral": is_ephemeral(instance),
         "clusterName": cluster,
         "serviceName": service.full(),
         "metadata": open.collect::<BTreeMap<&str, &str>>(),
@@ -434,6 +467,21 @@ mod tests {
             assert_eq!(Service::of(&service.known_as(), "").unwrap(), service, "there and back");
         }
         assert!(Service::of("", "g").is_err() && Service::of("g@@", "").is_err());
+    }
+
+    #[test]
+    fn lists_of_instances() {
+        let read = |text: &str| {
+            let list = Sent::several(text)?;
+            Ok::<_, ApiError>(list.into_iter().map(|it| (it.ip, it.port, it.cluster)).collect::<Vec<_>>())
+        };
+        let one = |cluster: &str| vec![("10.0.0.1".to_owned(), 80, cluster.to_owned())];
+        assert_eq!(read("").unwrap(), vec![]);
+        assert_eq!(read(r#"[{"ip":"10.0.0.1","port":80,"ephemeral":true}]"#).unwrap(), one("DEFAULT"));
+        assert_eq!(read(r#"[{"ip":"10.0.0.1","port":80,"clusterName":"c"}]"#).unwrap(), one("c"));
+        for wrong in ["{", "{}", r#"[{"port":80}]"#, r#"[{"ip":"a","port":70000}]"#, r#"[{"ip":"a","port":"80"}]"#] {
+            assert!(read(wrong).is_err(), "{wrong}: all instances are not meant");
+        }
     }
 
     #[test]

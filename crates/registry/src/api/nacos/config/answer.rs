@@ -13,12 +13,13 @@ pub(in crate::api::nacos) fn result(data: &impl Serialize) -> Reply {
 
 /// Returns an error in the envelope.
 pub(in crate::api::nacos) fn refused(error: &ApiError) -> Reply {
-    let (code, message) = match error.status().as_u16() {
-        400 | 413 => (20_002, "parameter validate error"),
-        401 | 403 | 421 => (10_001, "access denied"),
-        404 => (20_004, "resource not found"),
-        409 => (20_005, "resource conflict"),
-        429 => (30_002, "over threshold"),
+    let (code, message) = match (error, error.status().as_u16()) {
+        (ApiError::Coded { code, message, .. }, _) => (*code, *message),
+        (_, 400 | 413) => (20_002, "parameter validate error"),
+        (_, 401 | 403 | 421) => (10_001, "access denied"),
+        (_, 404) => (20_004, "resource not found"),
+        (_, 409) => (20_005, "resource conflict"),
+        (_, 429) => (30_002, "over threshold"),
         _ => (30_000, "server error"),
     };
     let body = json!({ "code": code, "message": message, "data": error.to_string() });

@@ -275,6 +275,9 @@ impl Call<'_> {
     fn gray(&self) -> Result<Reply, ApiError> {
         let key = self.key()?;
         let [_, gray] = self.configs.both(&key)?;
+        if gray.is_none() && self.api == Api::V1 {
+            return Ok(Reply::ok(&json!({ "code": 200, "message": "query beta ok", "data": null })));
+        }
         let gray = gray.ok_or_else(|| self.missing(&key))?;
         let mut shown = detail(&gray, self.configs.namespace.as_str(), true);
         shown["betaIps"] = gray.audience.addresses().join(",").into();
@@ -286,7 +289,11 @@ impl Call<'_> {
     }
 
     async fn remove_gray(&self) -> Result<Reply, ApiError> {
-        self.configs.remove_gray(&self.key()?).await?;
+        let key = self.key()?;
+        if self.api == Api::V1 && self.configs.both(&key)?[1].is_none() {
+            return Ok(Reply::ok(&json!({ "code": 500, "message": "remove beta data error", "data": false })));
+        }
+        self.configs.remove_gray(&key).await?;
         Ok(match self.api {
             Api::V1 => Reply::ok(&json!({ "code": 200, "message": "stop beta ok", "data": true })),
             _ => result(&json!(true)),
@@ -295,8 +302,9 @@ impl Call<'_> {
 
     async fn publish(&self) -> Result<Reply, ApiError> {
         let key = self.key()?;
-        if self.fields.get("content").is_none() {
-            return Err(ApiError::bad("content is missing"));
+        // As at Nacos, an entry without content is no entry.
+        if self.fields.text("content").trim().is_empty() {
+            return Err(required("content"));
         }
         let text = |name: &str| self.fields.get(name).map(str::to_owned);
         let new = NewConfig {
