@@ -59,6 +59,31 @@ async fn the_answer_to_a_body_that_is_too_large_arrives() {
     }
 }
 
+/// A client that keeps its connections is told that this one ends, where its request is refused before its body was read.
+#[tokio::test]
+async fn a_refusal_before_the_body_says_that_the_connection_ends() {
+    let node = RegistryNode::start("auth = \"acl\"\n").await;
+    let _logs = ShowLogs(node.dir());
+    for (path, body, ends) in [("/v1/txn", "[]", true), ("/v1/txn", "", false)] {
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nHost: localhost\r\nX-Consul-Token: unknown\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.windows(4).any(|four| four == b"\r\n\r\n") {
+            let mut some = [0; 4096];
+            let read = stream.read(&mut some).await.unwrap();
+            assert!(read > 0, "{path}: no answer");
+            answer.extend_from_slice(&some[..read]);
+        }
+        let answer = String::from_utf8_lossy(&answer).to_lowercase();
+        assert!(answer.starts_with("http/1.1 403 "), "{path}: {answer}");
+        assert_eq!(answer.contains("connection: close"), ends, "{path} {body:?}: {answer}");
+    }
+}
+
 #[tokio::test]
 async fn names_that_nobody_can_read_are_refused_by_every_front() {
     let node = RegistryNode::start("").await;

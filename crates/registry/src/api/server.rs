@@ -388,6 +388,8 @@ async fn answer(
     unread: &AtomicBool,
 ) -> hyper::Response<Body> {
     let began = Instant::now();
+    // HTTP/2 ends the stream alone.
+    let is_http1 = request.version() < hyper::Version::HTTP_2;
     // True until the whole body has been read.
     unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
     let path = request.uri().path();
@@ -404,11 +406,11 @@ async fn answer(
     };
     let reply = result.unwrap_or_else(|error| {
         context.refused(&error);
-        let cut = matches!(error, ApiError::TooLarge { .. } | ApiError::BodyTimeout { .. });
-        let reply = dispatch::show(speaker, &error).with_error_headers(&error);
-        // The rest of the body is not read.
-        if cut { reply.header(hyper::header::CONNECTION, "close") } else { reply }
+        dispatch::show(speaker, &error).with_error_headers(&error)
     });
+    // The rest of the body is not read: without this header the client would send its next request into a closed connection.
+    let cut = is_http1 && unread.load(Ordering::Relaxed);
+    let reply = if cut { reply.header(hyper::header::CONNECTION, "close") } else { reply };
     context.stats.fronts[speaker as usize].record(reply.status().as_u16(), began.elapsed(), reply.waited);
     reply.into_response()
 }
