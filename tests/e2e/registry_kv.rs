@@ -265,7 +265,8 @@ async fn transactions_as_consul_has_them() {
     assert_eq!(node.get("/v1/kv/a?raw").await.body, "1", "nothing of it was done");
     for (body, status) in [
         (json!({}), 400),
-        (json!([{ "KV": { "Verb": "become", "Key": "a" } }]), 400),
+        (json!([{ "KV": { "Verb": "become", "Key": "a" } }]), 409),
+        (json!([{ "KV": { "Verb": "set", "Value": "" } }]), 409),
         (json!([{ "KV": { "Verb": "set", "Key": "a", "Value": "not base64" } }]), 400),
         (json!([{ "Node": { "Verb": "get" } }]), 501),
         (Value::Array(vec![json!({ "KV": { "Verb": "get", "Key": "a" } }); 129]), 413),

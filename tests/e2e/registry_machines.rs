@@ -56,8 +56,11 @@ async fn a_check_of_a_node_has_consuls_fields() {
     let _logs = ShowLogs(node.dir());
     world(&node).await;
     let shown = |id: &str, name: &str, status: &str, notes: &str, kind: &str, definition: Value| {
+        // As Go writes it.
+        let interval = definition["Interval"].as_str().map_or("", |_| "10m0s");
         json!({ "Node": "127.0.0.1", "CheckID": id, "Name": name, "Status": status, "Notes": notes, "Output": "",
-            "ServiceID": "", "ServiceName": "", "ServiceTags": [], "Type": kind, "Definition": definition })
+            "ServiceID": "", "ServiceName": "", "ServiceTags": [], "Type": kind, "Interval": interval,
+            "Timeout": definition["Timeout"].as_str().unwrap_or_default(), "ExposedPort": 0, "Definition": definition })
     };
     for (sent, expected) in [
         (
@@ -235,7 +238,12 @@ async fn a_node_in_maintenance_takes_its_services_out() {
         ("", 400, &far, Some("a disk")),
         ("?enable=false", 200, &all, None),
         ("?enable=f", 200, &all, None),
-        ("?enable=true", 200, &far, Some("no reason was given")),
+        (
+            "?enable=true",
+            200,
+            &far,
+            Some("Maintenance mode is enabled for this node, but no reason was provided. This is a default message."),
+        ),
         ("?enable=False", 200, &all, None),
     ] {
         assert_eq!(put(&node, &format!("/v1/agent/maintenance{path}"), &json!({})).await, status, "{path}");

@@ -111,6 +111,15 @@ impl Auth {
         Auth::Acl { tokens: by_hash(tokens), default_allow }
     }
 
+    /// True if a caller may do what no rule decides.
+    pub(super) fn allows_by_default(&self) -> bool {
+        match self {
+            Auth::None => true,
+            Auth::Tokens(_) => false,
+            Auth::Acl { default_allow, .. } => *default_allow,
+        }
+    }
+
     /// True if the configuration has a token with all rights in all namespaces.
     pub(super) fn has_root(&self) -> bool {
         let tokens = self.of_configuration().into_iter().flatten();

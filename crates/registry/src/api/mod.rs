@@ -270,6 +270,11 @@ impl Context {
         RightsStamp { auth, changes }
     }
 
+    /// True if a caller may do what no rule decides.
+    fn allows_by_default(&self) -> bool {
+        self.auth.load().allows_by_default()
+    }
+
     /// Identifies the caller of a request.
     fn identify(&self, request: &Request) -> Result<auth::Caller, ApiError> {
         self.auth.load().identify(request, || self.acl.view(&self.registry))

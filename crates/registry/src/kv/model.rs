@@ -262,8 +262,10 @@ pub enum Refusal {
         session: Arc<str>,
     },
     /// The key does not exist.
-    #[error("key {key:?} doesn't exist")]
+    #[error("{act}key {key:?} doesn't exist")]
     NoKey {
+        /// The condition that failed, with a comma; empty for a read.
+        act: &'static str,
         /// The key.
         key: Arc<str>,
     },

@@ -294,7 +294,7 @@ impl<'a> Draft<'a> {
         let key = &operation.key;
         let before = self.entry(namespace, key);
         let owned = || Arc::clone(key);
-        let missing = || Refusal::NoKey { key: owned() };
+        let missing = |act| Refusal::NoKey { act, key: owned() };
         match &operation.verb {
             Verb::Set(value, flags) => {
                 let entry = self.written(key, value, *flags, before.as_deref());
@@ -354,21 +354,21 @@ impl<'a> Draft<'a> {
                 }
                 Ok(Given::Nothing)
             }
-            Verb::Get => before.map(|entry| Given::Entry { entry, with_value: true }).ok_or_else(missing),
+            Verb::Get => before.map(|entry| Given::Entry { entry, with_value: true }).ok_or_else(|| missing("")),
             Verb::GetOrEmpty => {
                 let empty = || Arc::new(Entry { lock_index: 0, ..self.nothing(key) });
                 Ok(Given::Entry { entry: before.unwrap_or_else(empty), with_value: true })
             }
             Verb::GetTree => Ok(Given::Tree(self.tree(namespace, key))),
             Verb::CheckIndex(expected) => {
-                let entry = before.ok_or_else(missing)?;
+                let entry = before.ok_or_else(|| missing("failed to check index, "))?;
                 if entry.modified != *expected {
                     return Err(Refusal::Index { key: owned(), found: entry.modified, expected: *expected });
                 }
                 Ok(Given::Entry { entry, with_value: false })
             }
             Verb::CheckSession(expected) => {
-                let entry = before.ok_or_else(missing)?;
+                let entry = before.ok_or_else(|| missing("failed to check session, "))?;
                 let found = entry.session.clone().unwrap_or_else(|| "".into());
                 if found != *expected {
                     return Err(Refusal::Session { key: owned(), found, expected: Arc::clone(expected) });

@@ -465,7 +465,12 @@ async fn what_is_said_beside_the_registration_is_kept() {
         ("enable=true&reason=a+disk", Some("a disk")),
         ("enable=true&reason=another", Some("a disk")),
         ("enable=false", None),
-        ("enable=true", Some("no reason was given")),
+        (
+            "enable=true",
+            Some(
+                "Maintenance mode is enabled for this service, but no reason was provided. This is a default message.",
+            ),
+        ),
         ("enable=false&reason=x", None),
         ("enable=true&reason=last", Some("last")),
     ] {

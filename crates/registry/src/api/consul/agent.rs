@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, Kept, Object, status};
-use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine, no_such_service};
 use crate::api::list_cache::ListBuilder;
 use crate::api::{ApiError, Reply, Watched, identity};
 use crate::rights::{Access, Resource};
@@ -240,6 +240,13 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.same_namespace(&body)?;
     let mut read = wire::service(&body, wire::Form::Agent)?;
     // A service without an address gets its agent's: here, the address of the client.
+    // As at Consul: nobody can connect to it.
+    if matches!(read.address.as_str(), "0.0.0.0" | "::" | "[::]") {
+        return Err(ApiError::bad(format!(
+            "Invalid service address {:?}: expected one that clients reach",
+            read.address
+        )));
+    }
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
     let (id, others) = call.agent_identity(&host, &read.id)?;
@@ -257,7 +264,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         let node = node.and_then(|(node, host)| (!node.is_empty() && *node != **host).then_some(node));
         read.kept.node = node.unwrap_or_else(|| host.clone());
         let before = known.map(|instance| checks::held(instance, &Kept::of(instance))).unwrap_or_default();
-        let list = checks::registered(&read.checks, before, replaced)?;
+        let list = checks::registered(&read.checks, before, replaced, true)?;
         let mut kept = read.kept.clone();
         kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
         // Tags that others have set stay while the agent repeats its own.
@@ -301,7 +308,7 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.changes(&found)?;
     let id_of = found.id.clone();
     let change = call.context.registry.change(&id_of, |known| {
-        let missing = || ApiError::NotFound { what: "service ID", name: id.to_owned() };
+        let missing = || no_such_service(id);
         let instance = known.ok_or_else(missing)?;
         // A service already in maintenance keeps the reason, as at Consul.
         if instance.isolate == isolate {

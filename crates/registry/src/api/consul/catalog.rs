@@ -225,8 +225,8 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let is_known = call.context.registry.instance(&machine::id(call, &fields.name)?).is_some();
     let service = object.get("service");
-    // A node that is known only through its services needs no row of its own.
-    if service.is_none() || !of_node.is_empty() || is_known {
+    // A node that is known only through its services, by name and address, needs no row of its own.
+    if service.is_none() || !of_node.is_empty() || is_known || fields.has_attributes() {
         let with = |after: After| Ok(After { checks: machine::with_checks(&of_node, after.checks)?, ..after });
         machine::change(call, &fields, skip_update, with).await?;
     }
@@ -278,7 +278,9 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
             let metadata = Some(checks::metadata_with(instance, &kept, &checks::held(instance, &kept))?);
             return Ok(Edit::Patch(Patch { metadata, ..Patch::default() }));
         }
-        let list = checks::registered(&probes, Vec::new(), true)?;
+        // As at Consul, checks that the registration does not name stay.
+        let held = known.zip(before.as_ref()).map(|(instance, before)| checks::held(instance, before));
+        let list = machine::with_checks(&probes, held.unwrap_or_default())?;
         let mut kept = read.kept.clone();
         kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
         let (check, health) = checks::assemble(&list, &mut kept);
@@ -368,7 +370,7 @@ async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Opt
     if same(node, &call.context.node) {
         return match call.agent_service(service).await {
             Ok(instance) => Ok(Some(instance.id.clone())),
-            Err(ApiError::NotFound { .. }) => Ok(None),
+            Err(ApiError::Missing(_)) => Ok(None),
             Err(error) => Err(error),
         };
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::catalog::write;
 use super::wire::{CHECK_ID, Described, Kept, Object, health};
-use super::{Call, done, machine, same, wire};
+use super::{Call, done, machine, no_such_service, same, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::rights::{Access, Resource};
@@ -333,7 +333,8 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<ServiceCheck> {
 }
 
 /// Returns the checks of a service that had `before` and is registered with `probes`: as at Consul, a check that the registration does not name is
-/// kept, unless all are to be `replaced`. A bare status is never kept.
+/// kept, unless all are to be `replaced`. A bare status is never kept. A known check keeps its health if `stays`, else only where the registration
+/// gives no status.
 ///
 /// # Errors
 /// There are too many checks.
@@ -341,9 +342,13 @@ pub(super) fn registered(
     probes: &[Probe],
     before: Vec<ServiceCheck>,
     replaced: bool,
+    stays: bool,
 ) -> Result<Vec<ServiceCheck>, ApiError> {
     let health = |probe: &Probe| {
         let known = before.iter().find(|held| held.id == probe.id).map(|held| held.health);
+        if let Some(known) = known.filter(|_| stays && probe.check.is_some()) {
+            return known;
+        }
         // A new check is critical until its first report, as at Consul.
         let new = if probe.check.is_some() { Health::Critical } else { Health::Passing };
         probe.status.or(known).unwrap_or(new)
@@ -360,8 +365,8 @@ pub(super) fn registered(
         })
         .collect();
     if !replaced {
-        let stays = |held: &ServiceCheck| held.check.is_some() && !probes.iter().any(|probe| probe.id == held.id);
-        after.extend(before.into_iter().filter(stays));
+        let remains = |held: &ServiceCheck| held.check.is_some() && !probes.iter().any(|probe| probe.id == held.id);
+        after.extend(before.into_iter().filter(remains));
     }
     within_limits(after.iter().map(|held| held.id.as_str()))?;
     Ok(after)
@@ -440,12 +445,12 @@ pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>,
     if let Some(id) = check.strip_prefix("service:") {
         match call.agent_service(id).await {
             // A check's own id may begin so, too, and the check may be one of several.
-            Err(ApiError::NotFound { .. }) => {}
+            Err(ApiError::Missing(_)) => {}
             found => return found,
         }
         if let Some((id, _)) = id.rsplit_once(':').filter(|(id, _)| is_numbered(check, id)) {
             match call.agent_service(id).await {
-                Err(ApiError::NotFound { .. }) => {}
+                Err(ApiError::Missing(_)) => {}
                 found => return found,
             }
         }
@@ -481,7 +486,9 @@ fn known(call: &Call<'_>, check: &str) -> Result<Option<Arc<Instance>>, ApiError
 }
 
 fn no_such_check(check: &str) -> ApiError {
-    ApiError::NotFound { what: "check ID", name: check.to_owned() }
+    // In Consul's words: its clients look for them.
+    let text = format!("Unknown check ID {check:?}. Ensure that the check ID is passed, not the check name.");
+    ApiError::Missing(text)
 }
 
 /// Reports the status of a check.
@@ -541,7 +548,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let instance = call.agent_service(service).await?;
     call.changes(&instance)?;
     find_aliased(call, std::slice::from_mut(&mut probe), Some(&instance.id)).await?;
-    change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false)).await?;
+    change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false, false)).await?;
     call.audit("agent/check/register", service);
     Ok(done())
 }
@@ -579,7 +586,7 @@ pub(super) async fn change(
     decide: impl Fn(Vec<ServiceCheck>) -> Result<Vec<ServiceCheck>, ApiError>,
 ) -> Result<(), ApiError> {
     let change = call.context.registry.change(id, |instance| {
-        let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
+        let missing = || no_such_service(id.local());
         let instance = instance.ok_or_else(missing)?;
         let mut kept = Kept::of(instance);
         let list = decide(held(instance, &kept))?;
@@ -637,7 +644,7 @@ mod tests {
                 vec!["kingpost.check.b", "kingpost.check.c"],
             ),
         ] {
-            let list = registered(&sent, Vec::new(), false).unwrap();
+            let list = registered(&sent, Vec::new(), false, true).unwrap();
             let mut kept = Kept::default();
             let (check, health) = assemble(&list, &mut kept);
             let mut meta = BTreeMap::from([
@@ -662,7 +669,7 @@ mod tests {
     #[test]
     fn what_a_registration_leaves() {
         use Health::{Critical as C, Passing as P, Warning as W};
-        let two = registered(&[probe_of("a", Some(P)), probe_of("b", Some(W))], Vec::new(), false).unwrap();
+        let two = registered(&[probe_of("a", Some(P)), probe_of("b", Some(W))], Vec::new(), false, true).unwrap();
         for (sent, replaced, after) in [
             (vec![probe_of("a", None)], false, vec![("a", P), ("b", W)]),
             (vec![probe_of("b", None)], true, vec![("b", W)]),
@@ -670,10 +677,14 @@ mod tests {
             (vec![], false, vec![("a", P), ("b", W)]),
             (vec![], true, vec![]),
         ] {
-            assert_eq!(ids(&registered(&sent, two.clone(), replaced).unwrap()), after);
+            assert_eq!(ids(&registered(&sent, two.clone(), replaced, true).unwrap()), after);
         }
+        // A service's registration leaves the health of a known check, a check's own sets it.
+        let critical = [probe_of("a", Some(C))];
+        assert_eq!(ids(&registered(&critical, two.clone(), true, true).unwrap()), [("a", P)]);
+        assert_eq!(ids(&registered(&critical, two.clone(), true, false).unwrap()), [("a", C)]);
         let many: Vec<Probe> = (0..MOST_CHECKS).map(|n| probe_of(&n.to_string(), None)).collect();
-        assert!(registered(&many, two, false).is_err() && registered(&many, Vec::new(), false).is_ok());
+        assert!(registered(&many, two, false, true).is_err() && registered(&many, Vec::new(), false, true).is_ok());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Entries for Consul's clients: services, checks and nodes in their JSON.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -9,10 +11,13 @@ use super::checks;
 use super::wire::{Kept, WEIGHT_SCALE, status};
 use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
-use crate::{CheckKind, Health, Instance, ProbeRequest};
+use crate::{CheckKind, Health, Instance, Pace, ProbeRequest};
 
-/// Notes of a maintenance check without a reason.
-const NO_REASON: &str = "no reason was given";
+/// Notes of a maintenance check without a reason, of a service and of a node: Consul's.
+const NO_REASON: [&str; 2] = [
+    "Maintenance mode is enabled for this service, but no reason was provided. This is a default message.",
+    "Maintenance mode is enabled for this node, but no reason was provided. This is a default message.",
+];
 
 /// The only datacenter.
 pub(super) const DATACENTER: &str = "dc1";
@@ -76,6 +81,11 @@ pub(super) struct Check {
     service_tags: Vec<String>,
     #[serde(rename = "Type")]
     kind: &'static str,
+    /// Interval and timeout of a probe, in Go's form; empty for a check without one.
+    interval: String,
+    timeout: String,
+    /// Port of the mesh.
+    exposed_port: u16,
     definition: Value,
     create_index: u64,
     modify_index: u64,
@@ -153,8 +163,39 @@ fn locality(instance: &Instance) -> Option<BTreeMap<&'static str, String>> {
     said.then(|| BTreeMap::from([("Region", region.to_string()), ("Zone", zone.to_string())]))
 }
 
-fn addresses(kept: &Kept) -> Value {
-    kept.tagged_addresses.clone().unwrap_or_else(|| json!({}))
+/// Returns a service's tagged addresses: those of its registration, and as at Consul those of an agent's service in the networks of its address.
+fn addresses(instance: &Instance, kept: &Kept) -> Value {
+    let mut addresses = kept.tagged_addresses.clone().unwrap_or_else(|| json!({}));
+    if kept.agent
+        && let Some(addresses) = addresses.as_object_mut()
+    {
+        for net in nets(&instance.host).into_iter().filter(|net| net.contains('_')) {
+            let own = json!({ "Address": &*instance.host, "Port": instance.port });
+            addresses.entry(net).or_insert(own);
+        }
+    }
+    addresses
+}
+
+/// Returns the tags of an address of a node.
+fn nets(address: &str) -> Vec<String> {
+    let family = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => "_ipv4",
+        Ok(IpAddr::V6(_)) => "_ipv6",
+        Err(_) => return vec!["lan".into(), "wan".into()],
+    };
+    ["lan", "wan"].iter().flat_map(|net| [(*net).to_owned(), format!("{net}{family}")]).collect()
+}
+
+/// Returns a time as Go's clients write it: `1m30s`.
+fn go_duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let rest = format_duration(time - Duration::from_secs(seconds / 60 * 60));
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0) => rest,
+        (0, minutes) => format!("{minutes}m{rest}"),
+        (hours, minutes) => format!("{hours}h{minutes}m{rest}"),
+    }
 }
 
 impl Node {
@@ -164,7 +205,7 @@ impl Node {
             node: name.to_owned(),
             address: address.to_owned(),
             datacenter: DATACENTER,
-            tagged_addresses: ["lan", "wan"].map(|net| (net.to_owned(), address.to_owned())).into(),
+            tagged_addresses: nets(address).into_iter().map(|net| (net, address.to_owned())).collect(),
             meta: BTreeMap::new(),
             create_index: revision,
             modify_index: revision,
@@ -181,6 +222,10 @@ impl Node {
         let mut node = Node::new(node_name(kept, own), node_address(instance, kept), instance.revision.0);
         node.create_index = kept.created(instance);
         node.meta.clone_from(&kept.node_meta);
+        if !kept.agent {
+            // A node of the catalog has the addresses that it was told; those of its networks are for older clients.
+            node.tagged_addresses.retain(|net, _| !net.contains('_'));
+        }
         node.tagged_addresses.extend(kept.node_tagged_addresses.clone());
         if !kept.node_id.is_empty() {
             node.id.clone_from(&kept.node_id);
@@ -205,7 +250,7 @@ impl AgentService {
             meta: meta(instance),
             port: instance.port,
             address: instance.host.to_string(),
-            tagged_addresses: addresses(kept),
+            tagged_addresses: addresses(instance, kept),
             weights: weights(instance, kept),
             locality: locality(instance),
             enable_tag_override: kept.enable_tag_override,
@@ -244,6 +289,9 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         service_name: instance.service.name().to_owned(),
         service_tags: kept.tags.clone(),
         kind,
+        interval: String::new(),
+        timeout: String::new(),
+        exposed_port: 0,
         definition,
         create_index: kept.created(instance),
         modify_index: instance.revision.0,
@@ -254,13 +302,14 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
             "" => format!("Service '{}' check", instance.service.name()),
             name => name.to_owned(),
         };
-        let (kind, definition) = definition(instance, &held);
-        list.push(check(held.id, name, status(held.health), held.notes, kind, definition));
+        let (kind, definition, pace) = definition(instance, &held);
+        let (id, notes) = (held.id.clone(), held.notes.clone());
+        list.push(check(id, name, status(held.health), notes, kind, definition).at(pace));
     }
     if instance.is_withdrawn() {
         let id = format!("_service_maintenance:{}", in_consul(instance));
         let name = "Service Maintenance Mode".into();
-        list.push(check(id, name, "critical", reason(kept), "maintenance", json!({})));
+        list.push(check(id, name, "critical", reason(kept, NO_REASON[0]), "maintenance", json!({})));
     }
     list
 }
@@ -278,25 +327,29 @@ pub(super) fn node_checks(machine: &Instance, kept: &Kept) -> Vec<Check> {
         service_name: String::new(),
         service_tags: Vec::new(),
         kind,
+        interval: String::new(),
+        timeout: String::new(),
+        exposed_port: 0,
         definition,
         create_index: kept.created(machine),
         modify_index: machine.revision.0,
     };
     let mut list = Vec::new();
     for held in checks::held(machine, kept) {
-        let (kind, definition) = definition(machine, &held);
-        list.push(check(held.id, held.name, status(held.health), held.notes, kind, definition));
+        let (kind, definition, pace) = definition(machine, &held);
+        let (id, name, notes) = (held.id.clone(), held.name.clone(), held.notes.clone());
+        list.push(check(id, name, status(held.health), notes, kind, definition).at(pace));
     }
     if machine.isolate {
         let (id, name) = ("_node_maintenance".into(), "Node Maintenance Mode".into());
-        list.push(check(id, name, "critical", reason(kept), "maintenance", json!({})));
+        list.push(check(id, name, "critical", reason(kept, NO_REASON[1]), "maintenance", json!({})));
     }
     list
 }
 
 /// Returns the notes of a maintenance check.
-fn reason(kept: &Kept) -> String {
-    if kept.reason.is_empty() { NO_REASON.to_owned() } else { kept.reason.clone() }
+fn reason(kept: &Kept, default: &str) -> String {
+    if kept.reason.is_empty() { default.to_owned() } else { kept.reason.clone() }
 }
 
 /// Returns all checks that count for an instance: as at Consul, first those of its node, then its own.
@@ -307,8 +360,9 @@ pub(super) fn with_node_checks(instance: &Instance, kept: &Kept, own_node: &str)
     list
 }
 
-fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str, Value) {
-    let Some(check) = &held.check else { return ("", held.definition.clone().unwrap_or_else(|| json!({}))) };
+/// Returns a check's type, its definition, and the pace of a probe.
+fn definition<'a>(instance: &Instance, held: &'a checks::ServiceCheck) -> (&'static str, Value, Option<&'a Pace>) {
+    let Some(check) = &held.check else { return ("", held.definition.clone().unwrap_or_else(|| json!({})), None) };
     let mut definition = serde_json::Map::new();
     let mut add = |key: &str, value: String| {
         definition.insert(key.to_owned(), Value::String(value));
@@ -391,7 +445,7 @@ fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str
     if disable_redirects {
         definition.insert("DisableRedirects".into(), true.into());
     }
-    (kind, Value::Object(definition))
+    (kind, Value::Object(definition), pace)
 }
 
 impl ServiceEntry {
@@ -425,7 +479,7 @@ impl CatalogService {
             service_id: in_consul(instance).to_owned(),
             service_name: instance.service.name().to_owned(),
             service_address: instance.host.to_string(),
-            service_tagged_addresses: addresses(&kept),
+            service_tagged_addresses: addresses(instance, &kept),
             service_tags: kept.tags.clone(),
             service_meta: meta(instance),
             service_port: instance.port,
@@ -438,6 +492,14 @@ impl CatalogService {
 }
 
 impl Check {
+    /// Shows the pace of a probe.
+    fn at(mut self, pace: Option<&Pace>) -> Check {
+        if let Some(Pace { interval, timeout, .. }) = pace {
+            (self.interval, self.timeout) = (go_duration(*interval), go_duration(*timeout));
+        }
+        self
+    }
+
     /// True if the check has the status `status`.
     pub(super) fn is(&self, status: &str) -> bool {
         self.status == status

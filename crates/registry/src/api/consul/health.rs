@@ -5,7 +5,7 @@ use hyper::StatusCode;
 
 use super::catalog::{bracketed, on_node};
 use super::entry::{self, Check, ServiceEntry};
-use super::wire::{Kept, health, status};
+use super::wire::{self, Kept, health, status};
 use super::{Call, Scope, entries, has_tags, machine, rest};
 use std::sync::Arc;
 
@@ -119,7 +119,11 @@ fn wanted(mut checks: Vec<Check>, scope: &Scope, state: Option<Health>) -> Vec<C
 async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     let key = call.named(name)?;
     let blocked = call.blocked(Some(&key)).await?;
-    let passing = call.request.flag("passing");
+    let passing = match call.request.param("passing") {
+        None => false,
+        Some("") => true,
+        said => wire::truth(said).ok_or_else(|| ApiError::bad("Invalid value for ?passing: expected true or false"))?,
+    };
     let plain = call.wanted.is_all() && call.request.param("tag").is_none();
     let mut found = call.context.registry.spelled(&key);
     let only = if plain && found.len() == 1 { found.pop() } else { None };

@@ -53,6 +53,11 @@ impl NodeFields {
         NodeFields { name: kept.node, address: machine.host.to_string(), agent: kept.agent, ..NodeFields::default() }
     }
 
+    /// True if the node is more than a name and an address: then all services on it show the attributes that were told last.
+    pub(super) fn has_attributes(&self) -> bool {
+        !self.id.is_empty() || !self.meta.is_empty() || !self.tagged_addresses.is_empty()
+    }
+
     /// Copies the node's attributes into those kept with an instance on it, or with the node itself.
     pub(super) fn put_into(&self, kept: &mut Kept) {
         kept.node.clone_from(&self.name);

@@ -146,6 +146,12 @@ impl Call<'_> {
         if let Some(dc) = self.request.param("dc").filter(|dc| !matches!(*dc, "" | DATACENTER)) {
             return Err(ApiError::bad(format!("dc={dc:?}: there is one datacenter, {DATACENTER}")));
         }
+        let has = |name| self.request.param(name).is_some();
+        if has("stale") && has("consistent") {
+            return Err(ApiError::bad("Cannot specify ?stale with ?consistent, conflicting semantics."));
+        }
+        // Also of a query that does not wait.
+        self.request.duration("wait")?;
         for parameter in ["peer", "sg"] {
             if self.request.param(parameter).is_some_and(|value| !value.is_empty()) {
                 return Err(ApiError::bad(format!("{parameter} is not supported")));
@@ -305,7 +311,7 @@ impl Call<'_> {
     /// service of the client's host comes first. A service id that only one host has is found from every host.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` if several hosts have the id, and the request comes from none of them.
+    /// `Missing`; `Conflict` if several hosts have the id, and the request comes from none of them.
     async fn agent_service(&self, id: &str) -> Result<Arc<Instance>, ApiError> {
         let registry = &self.context.registry;
         let own = identity::consul(&self.namespace, &self.peer(), id)?;
@@ -329,7 +335,7 @@ impl Call<'_> {
             return Ok(instance);
         }
         let found = self.only("service ID", id, &[(identity::CLIENT_ID, id)])?.or_else(|| registry.instance(&by_id));
-        found.ok_or_else(|| ApiError::NotFound { what: "service ID", name: id.to_owned() })
+        found.ok_or_else(|| no_such_service(id))
     }
 
     /// Returns the instance of Consul's clients with the metadata entry `key` = `value`: the one on the client's host, or the only one. Errors call
@@ -564,6 +570,12 @@ pub(crate) fn weight_by_health(instance: &Instance) -> u16 {
         return instance.weight;
     }
     wire::Kept::of(instance).warning_weight.unwrap_or(1).saturating_mul(wire::WEIGHT_SCALE)
+}
+
+/// Returns the error about a service id that no agent has, in Consul's words: its clients look for them.
+fn no_such_service(id: &str) -> ApiError {
+    let text = format!("Unknown service ID {id:?}. Ensure that the service ID is passed, not the service name.");
+    ApiError::Missing(text)
 }
 
 /// Returns an empty success.

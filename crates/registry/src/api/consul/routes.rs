@@ -9,6 +9,8 @@ use hyper::{Method, StatusCode};
 use super::{Call, Sight, Wanted, acl, agent, catalog, events, health, kv, query, session, txn};
 use crate::api::{ApiError, Context, Reply, Request, namespace};
 
+/// Tells a client whether it may do what no policy decides.
+const DEFAULT_POLICY: HeaderName = HeaderName::from_static("x-consul-default-acl-policy");
 /// Tells a client that its token does not read everything that was asked for.
 const FILTERED: HeaderName = HeaderName::from_static("x-consul-results-filtered-by-acls");
 
@@ -49,6 +51,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     let reply = part(&call, &path).await?;
     // As at Consul, a caller without a token is not told.
     let filtered = call.filtered.load(Ordering::Relaxed) && call.caller.token().is_some();
+    let reply = reply.header(DEFAULT_POLICY, if context.allows_by_default() { "allow" } else { "deny" });
     Ok(if filtered { reply.header(FILTERED, "true") } else { reply })
 }
 

@@ -166,7 +166,7 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     for check in services {
         let instance = match owner(call, &check).await {
-            Err(ApiError::NotFound { .. }) => {
+            Err(ApiError::Missing(_)) => {
                 let text = format!("Missing check '{check}' registration");
                 return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
             }

@@ -23,7 +23,16 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
         let text = format!("Transaction contains too many operations ({} > {MOST_OPERATIONS})", list.len());
         return Ok(Reply::text(StatusCode::PAYLOAD_TOO_LARGE, text));
     }
-    let operations = list.iter().map(|one| operation(call, one)).collect::<Result<Vec<Operation>, ApiError>>()?;
+    let mut operations = Vec::with_capacity(list.len());
+    let mut refused: Vec<Value> = Vec::new();
+    for (index, one) in list.iter().enumerate() {
+        let operation = operation(call, one)?;
+        refused.extend(operation.as_ref().err().map(|what| json!({ "OpIndex": index, "What": what })));
+        operations.extend(operation);
+    }
+    if !refused.is_empty() {
+        return Ok(Reply::json(StatusCode::CONFLICT, &json!({ "Results": null, "Errors": refused })));
+    }
     let writes = operations.iter().any(|operation| operation.verb.writes());
     call.caller.enters(if writes { Access::Write } else { Access::Read }, call.namespace.as_str())?;
     let refused = operations.iter().enumerate().filter_map(|(index, operation)| {
@@ -81,7 +90,8 @@ fn allowed(call: &Call<'_>, operation: &Operation) -> Result<(), ApiError> {
     }
 }
 
-fn operation(call: &Call<'_>, value: &Value) -> Result<Operation, ApiError> {
+/// Reads an operation. The inner error is one that the answer gives with the operation's place, in Consul's words.
+fn operation(call: &Call<'_>, value: &Value) -> Result<Result<Operation, String>, ApiError> {
     let outer = Object::new(value, "an operation")?;
     let Some(inner) = outer.get("kv") else {
         return Err(ApiError::NotImplemented(
@@ -115,7 +125,10 @@ fn operation(call: &Call<'_>, value: &Value) -> Result<Operation, ApiError> {
         "delete" => Verb::Delete,
         "delete-tree" => Verb::DeleteTree,
         "delete-cas" => Verb::DeleteIf(index),
-        other => return Err(ApiError::bad(format!("KV.Verb {other:?} is not known"))),
+        other => return Ok(Err(format!("unknown KV verb {other:?}"))),
     };
-    Ok(Operation { key: object.text("key")?.into(), verb })
+    Ok(match object.text("key")? {
+        "" if !matches!(verb, Verb::GetTree | Verb::DeleteTree) => Err("Must provide key".to_owned()),
+        key => Ok(Operation { key: key.into(), verb }),
+    })
 }

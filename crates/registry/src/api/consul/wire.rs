@@ -302,13 +302,19 @@ pub(super) fn within_own_bytes(meta: &BTreeMap<String, String>) -> Result<(), Ap
     }
 }
 
-/// Parses `?enable=`, in all spellings that Consul accepts.
-pub(super) fn flag(enable: Option<&str>) -> Result<bool, ApiError> {
-    match enable {
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
-        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
-        found => Err(ApiError::bad(format!("enable={}: expected true or false", found.unwrap_or_default()))),
+/// Parses a boolean, in all spellings that Consul accepts.
+pub(super) fn truth(said: Option<&str>) -> Option<bool> {
+    match said {
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Some(false),
+        _ => None,
     }
+}
+
+/// Parses `?enable=`.
+pub(super) fn flag(enable: Option<&str>) -> Result<bool, ApiError> {
+    let wrong = || ApiError::bad(format!("enable={}: expected true or false", enable.unwrap_or_default()));
+    truth(enable).ok_or_else(wrong)
 }
 
 /// Parses the name of a status.
@@ -379,7 +385,8 @@ pub(super) fn service(value: &Value, form: Form) -> Result<Service, ApiError> {
             let (passing, warning) = (weights.weight("passing", form.least_weight())?, weights.weight("warning", 0)?);
             match (passing.unwrap_or(1), warning) {
                 (0, _) => (1, None),
-                (passing, warning) => (passing, warning.filter(|warning| *warning != 1)),
+                // As at Consul, weights without one for warnings give no traffic to a service with a warning.
+                (passing, warning) => (passing, Some(warning.unwrap_or(0)).filter(|warning| *warning != 1)),
             }
         }
         None => (1, None),
