@@ -108,7 +108,7 @@ suites: ## Drivers' own test suites through Kingpost, beside a direct connection
 	tests/suites/run $(ARGS)
 
 .PHONY: peers
-peers: ## The registry beside Eureka's own server: the same random requests, compared field by field: SEED=7, ARGS="--sequences 9" (minutes; Maven, the network)
+peers: ## The registry beside its peers' own servers: the same random requests, compared field by field: SEED=7, ARGS="consul --sequences 9" (minutes; Go, Maven, the network)
 	@scripts/setup test
 	$(BUILD_TO_TEST)
 	tests/peers/run $(if $(SEED),--seed $(SEED)) $(ARGS)
