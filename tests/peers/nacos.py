@@ -122,7 +122,8 @@ class Sequence:
 
     def __init__(self, seed, number, port):
         self.random, self.port = random.Random(f"{seed} {number}"), port
-        self.places = [(service, group, namespace) for service in SERVICES for group in GROUPS for namespace in NAMESPACES]
+        # Each sequence has services of its own: the original remembers of which kind one was.
+        self.places = [(f"{service}{number}", group, namespace) for service in SERVICES for group in GROUPS for namespace in NAMESPACES]
         self.persistent = {place: self.chance(0.3) for place in self.places}
 
     def chance(self, share):
