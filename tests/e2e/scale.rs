@@ -178,17 +178,29 @@ async fn replicas_come_and_go_with_the_load() {
     let (_, figures) = http_get(metrics.number(), "/metrics").await.unwrap();
     assert!(figures.contains("kingpost_scale_servers{state=\"replica\"} 2"), "{figures}");
 
-    // No load: the younger one goes, after the last session on it.
-    let session = two.session().await.unwrap();
-    session.simple_query("BEGIN; SELECT 1").await.unwrap();
+    // No load: the younger one goes, after the last session on it: a proxied one, of a client that names itself to nobody.
+    let session = proxy.connect().await;
+    let begins = async || {
+        session.simple_query("BEGIN READ ONLY").await.unwrap();
+        let port: i32 = session.query_one("SELECT inet_server_port()", &[]).await.unwrap().get(0);
+        if port == i32::from(two.port.number()) {
+            return Some(());
+        }
+        session.simple_query("ROLLBACK").await.unwrap();
+        None
+    };
+    cluster.wait("a transaction on the new replica", begins).await;
+    let name: String = session.query_one("SELECT current_setting('application_name')", &[]).await.unwrap().get(0);
+    assert_eq!(name, "kingpost");
     loaded.store(false, Ordering::Relaxed);
     for reader in readers {
         reader.await.unwrap();
     }
     says("replica-2: clients have time to leave").await;
     assert_eq!(server().await, one.port.number(), "reads have left it");
+    // Longer than a server without sessions is waited for.
+    session.simple_query("SELECT pg_sleep(8)").await.unwrap();
     session.simple_query("COMMIT").await.unwrap();
-    drop(session);
     says("replica-2 is gone").await;
     assert_eq!(two.server(), None);
     assert_eq!(server().await, one.port.number());

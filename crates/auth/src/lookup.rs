@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 use topology::session::Login;
 use topology::{NodeId, Role, Topology};
+use wire::control::AUTH_QUERY;
 
 use proxy::LookupDesk;
 use proxy::accounts::LookupResult;
@@ -139,7 +140,7 @@ impl Lookup {
             user: config.user.clone(),
             password: config.password.clone(),
             database: config.database.clone(),
-            application: "kingpost auth_query".into(),
+            application: AUTH_QUERY.into(),
             timeout: config.timeout / 2,
         };
         let mut failed = "no server can be reached".to_owned();

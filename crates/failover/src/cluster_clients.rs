@@ -10,7 +10,7 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
 use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
-use wire::control::Settings;
+use wire::control::{self, Settings};
 
 use super::lock;
 use super::note::{self, Note};
@@ -20,7 +20,7 @@ use config::{Config, secret};
 use process::Failure;
 
 /// Application name of sessions on servers and in consoles.
-const APPLICATION: &str = "kingpost failover";
+const APPLICATION: &str = control::FAILOVER;
 /// Default time limit of one query of a host.
 const LOOK: Duration = Duration::from_secs(2);
 /// Time limit where the caller limits queries on a clock that may stand still: it ends only queries that are no longer waited for.

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 use watermark::Lsn;
+use wire::control;
 
 use super::cluster_clients::{ClusterClients, PeerResult, describe, first};
 use super::plan::Locked;
@@ -36,7 +37,7 @@ const RELOAD: Duration = Duration::from_secs(10);
 /// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(10);
 /// Application name of this program's sessions on the locked server.
-const APPLICATION: &str = "kingpost switchover";
+const APPLICATION: &str = control::SWITCHOVER;
 
 /// Values of `session_preload_libraries` and `default_transaction_read_only` in the configuration files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -128,7 +129,7 @@ impl Lock {
             self.ask("SELECT pg_catalog.pg_logical_emit_message(true, 'kingpost', '')").await?;
             let end = self.ask("SELECT pg_catalog.pg_current_wal_flush_lsn() - '0/0'").await?;
             self.next_transaction = self.ask(NEXT_TRANSACTION).await?.ok_or("it knows no next transaction")?;
-            if self.ask(SESSIONS).await?.as_deref() == Some("0") {
+            if self.ask(&sessions()).await?.as_deref() == Some("0") {
                 let end = end.and_then(|text| text.parse().ok());
                 return end.map(Lsn).ok_or_else(|| "it does not say where its log ends".into());
             }
@@ -144,7 +145,8 @@ impl Lock {
             return Err(format!("somebody had {} read its configuration again, which has lifted the lock", self.node));
         }
         let next = self.ask(NEXT_TRANSACTION).await?;
-        if next.as_deref() != Some(self.next_transaction.as_str()) || self.ask(SESSIONS).await?.as_deref() != Some("0")
+        if next.as_deref() != Some(self.next_transaction.as_str())
+            || self.ask(&sessions()).await?.as_deref() != Some("0")
         {
             return Err(format!("something was committed on {} after all its sessions had been ended", self.node));
         }
@@ -209,14 +211,19 @@ pub(super) async fn take_out_of_files(clients: &ClusterClients, node: &str) -> P
 pub(super) const READ_ONLY: &str = "SELECT setting::bool FROM pg_catalog.pg_file_settings \
     WHERE name = 'default_transaction_read_only' AND error IS NULL ORDER BY seqno DESC LIMIT 1";
 const NEXT_TRANSACTION: &str = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
-/// Sessions other than those of this program and of its other runs, which got past the lock and write nothing. Since version 18 a session is in the
-/// view while it logs in: one that started under the lock will be refused, and does not count.
-const SESSIONS: &str = "SELECT count(*) FROM pg_catalog.pg_stat_activity \
-    WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover') \
-    AND (state IS DISTINCT FROM 'starting' OR backend_start <= pg_catalog.pg_conf_load_time())";
+/// Makes the query of the number of sessions other than those of this program and of its other runs, which got past the lock and write nothing. Since
+/// version 18 a session is in the view while it logs in: one that started under the lock will be refused, and does not count.
+fn sessions() -> String {
+    let own = control::is_named(&[control::SWITCHOVER, control::FAILOVER]);
+    format!(
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend' AND NOT {own} \
+         AND (state IS DISTINCT FROM 'starting' OR backend_start <= pg_catalog.pg_conf_load_time())"
+    )
+}
 
+/// Makes the statement that ends those sessions.
 fn end_sessions() -> String {
-    SESSIONS.replace("count(*)", "count(pg_catalog.pg_terminate_backend(pid))")
+    sessions().replace("count(*)", "count(pg_catalog.pg_terminate_backend(pid))")
 }
 
 /// Returns the time of the server's last configuration load, as this session knows it.

@@ -2,6 +2,7 @@
 
 use tokio_postgres::Client;
 use watermark::Lsn;
+use wire::control;
 
 use super::cluster_clients::{ClusterClients, first};
 use super::conninfo;
@@ -10,10 +11,11 @@ use config::Config;
 use process::Failure;
 use relay::{OrderError, RelayState};
 
-/// Query of the number of clients' sessions for which WHICH holds; NULL unless the server tells them to this login, by TOLD.
+/// Query of the number of clients' sessions for which WHICH holds, without Kingpost's, for which OWN holds; NULL unless the server tells them to this
+/// login, by TOLD.
 const SESSIONS: &str = "SELECT CASE WHEN TOLD THEN count(*)::text END FROM pg_catalog.pg_stat_activity \
      WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
-     AND NOT starts_with(application_name, 'kingpost ') AND (WHICH)";
+     AND NOT OWN AND (WHICH)";
 /// Condition under which a server shows the sessions of other users.
 const SHOWN: &str = "pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER')";
 /// Condition under which it also shows their states.
@@ -163,12 +165,12 @@ impl Observer {
         self.clients.make_slot(relay, slot).await
     }
 
-    /// Counts the sessions of clients on a server that have a name: a proxy's probes, and its sessions for clients without one, are named kingpost.
+    /// Counts the sessions of clients on a server, idle ones and those of a proxy's pool, too.
     ///
     /// # Errors
     /// The server does not answer.
     pub async fn client_sessions(&self, node: &str) -> Result<u64, String> {
-        self.count(node, SHOWN, "application_name <> 'kingpost'").await
+        self.count(node, SHOWN, "true").await
     }
 
     /// Counts the sessions of clients on a server that run a statement or are in a transaction.
@@ -180,8 +182,7 @@ impl Observer {
     }
 
     async fn count(&self, node: &str, told: &str, which: &str) -> Result<u64, String> {
-        let statement = SESSIONS.replace("TOLD", told).replace("WHICH", which);
-        let count = self.run(node, &[&statement]).await?.and_then(|count| count.parse().ok());
+        let count = self.run(node, &[&sessions(told, which)]).await?.and_then(|count| count.parse().ok());
         count.ok_or_else(|| {
             format!("{node} does not show its sessions: track_activities has to be on, and the user a member of pg_read_all_stats")
         })
@@ -214,6 +215,11 @@ impl Observer {
     }
 }
 
+/// Makes the query of the number of sessions.
+fn sessions(told: &str, which: &str) -> String {
+    SESSIONS.replace("TOLD", told).replace("WHICH", which).replace("OWN", &control::is_named(&control::NAMES))
+}
+
 /// Makes the name of a node's slot: lower-case letters, digits and underscores, 63 bytes at most.
 #[must_use]
 pub fn slot(name: &str) -> String {
@@ -229,6 +235,15 @@ pub fn slot(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proxys_session_for_a_client_without_a_name_is_a_clients() {
+        for statement in [sessions(SHOWN, "true"), sessions(TRACKED, "true")] {
+            assert!(statement.contains(&format!("NOT {}", control::is_named(&control::NAMES))), "{statement}");
+            assert!(!statement.contains(&format!("'{}'", control::PROXIED)), "{statement}");
+            assert!(!["TOLD", "WHICH", "OWN"].iter().any(|place| statement.contains(place)), "{statement}");
+        }
+    }
 
     #[test]
     fn slots() {

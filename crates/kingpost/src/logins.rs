@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use topology::{ClusterConfig, NodeConfig};
-use wire::control::Settings;
+use wire::control::{CHECK, Settings};
 use wire::md5;
 
 use config::Config;
@@ -92,9 +92,7 @@ impl Login {
     /// Tries the login at a node; returns the line about its failure.
     async fn fails(&self, node: &NodeConfig) -> Option<String> {
         let ClusterConfig { user, database, .. } = &self.cluster;
-        let why = topology::connect(&self.cluster, node, "kingpost check", Some(&Settings::own_names()), LIMIT)
-            .await
-            .err()?;
+        let why = topology::connect(&self.cluster, node, CHECK, Some(&Settings::own_names()), LIMIT).await.err()?;
         Some(format!("  {} {user:?} at {} ({}), database {database:?}: {why}", self.key, node.name, node.address))
     }
 }

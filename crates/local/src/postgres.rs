@@ -12,6 +12,7 @@ use super::plan::OnDisk;
 use super::port::Attempts;
 use process::Failure;
 use process::postgresql::{ControlData, Installation};
+use wire::control::UP;
 
 /// Superuser of the local cluster.
 pub(super) const SUPERUSER: &str = "postgres";
@@ -248,7 +249,7 @@ pub(super) async fn query(port: u16, sql: &str) -> Result<Vec<SimpleQueryRow>, S
 pub(super) async fn query_at(host: &str, port: u16, sql: &str, limit: Duration) -> Result<Vec<SimpleQueryRow>, String> {
     let ask = async {
         let mut config = tokio_postgres::Config::new();
-        config.host(host).port(port).user(SUPERUSER).dbname("postgres").application_name("kingpost up");
+        config.host(host).port(port).user(SUPERUSER).dbname("postgres").application_name(UP);
         config.connect_timeout(Duration::from_secs(2));
         let (client, connection) = config.connect(NoTls).await.map_err(|error| describe(&error))?;
         let connection = tokio::spawn(connection);

@@ -13,6 +13,7 @@ use registry_client::{Claim, Entry, Member};
 use tokio::sync::watch;
 use topology::NodeConfig;
 use watermark::Lsn;
+use wire::control;
 
 use crate::controldata::{self, OnDisk};
 use crate::directory::{Directory, NodeIdentity};
@@ -36,14 +37,9 @@ const WEIGHT: u32 = 100;
 /// Interval between two looks at the server's settings.
 const SETTINGS_PACE: Duration = Duration::from_secs(5);
 
-/// Sets the fence, in the files, and ends all sessions but those of agents and failovers.
-const FENCE: [&str; 3] = [
-    "ALTER SYSTEM SET default_transaction_read_only = on",
-    "SELECT pg_catalog.pg_reload_conf()::text",
-    "SELECT count(pg_catalog.pg_terminate_backend(pid))::text FROM pg_catalog.pg_stat_activity \
-     WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
-     AND NOT (usename = current_user AND starts_with(application_name, 'kingpost '))",
-];
+/// Sets the fence, in the files.
+const FENCE: [&str; 2] =
+    ["ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_catalog.pg_reload_conf()::text"];
 const UNFENCE: [&str; 2] =
     ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_catalog.pg_reload_conf()::text"];
 /// Query of the settings that pg_rewind needs.
@@ -52,6 +48,16 @@ const REWINDABLE: &str = "SELECT CASE \
      WHEN current_setting('full_page_writes') <> 'on' THEN 'full_page_writes is off' \
      WHEN current_setting('wal_log_hints') <> 'on' AND current_setting('data_checksums') <> 'on' \
           THEN 'wal_log_hints is off, and there are no data checksums' END";
+
+/// Makes the statement that ends all sessions but those of agents, failovers and probes. The registry's sessions end, too: they write.
+fn end_sessions() -> String {
+    let own = control::is_named(&[control::FAILOVER, control::SWITCHOVER, control::PROBE, control::ORACLE]);
+    format!(
+        "SELECT count(pg_catalog.pg_terminate_backend(pid))::text FROM pg_catalog.pg_stat_activity \
+         WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+         AND NOT (usename = current_user AND {own})"
+    )
+}
 
 /// An agent.
 pub(crate) struct Agent {
@@ -162,7 +168,7 @@ impl Agent {
                 && matches!(&observation.server, Server::Up(up) if !up.locked)
             {
                 // Sessions that have come since.
-                let _ = self.observer.run(&self.name, &FENCE[2..]).await;
+                let _ = self.observer.run(&self.name, &[&end_sessions()]).await;
             }
             return Ok(false);
         }
@@ -514,7 +520,7 @@ impl Agent {
             Action::Rewind => self.rewind(seen, observation).await,
             Action::Fence => {
                 self.hands.directory.set_fenced(true)?;
-                self.on_own(&FENCE).await
+                self.on_own(&[FENCE[0], FENCE[1], &end_sessions()]).await
             }
             Action::Unfence => {
                 self.on_own(&UNFENCE).await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use watermark::Lsn;
+use wire::control::FAILOVER;
 use wire::replication::{Identity as Remote, Order};
 
 use crate::error::{Cause, Peer, SessionError};
@@ -69,7 +70,7 @@ fn order_within(
     step: Duration,
     limit: Duration,
 ) -> Result<RelayState, SessionError> {
-    let mut session = relay.open_within("kingpost failover", step)?;
+    let mut session = relay.open_within(FAILOVER, step)?;
     session.set_patience(limit, limit)?;
     let text = order.text();
     let words: Vec<&str> = text.split(' ').take(2).collect();
@@ -83,7 +84,7 @@ fn order_within(
 /// # Errors
 /// The relay cannot be reached, or refuses.
 pub fn make_slot(relay: &RelayAccess<'_>, slot: &str) -> Result<(), SessionError> {
-    let mut session = relay.open("kingpost failover")?;
+    let mut session = relay.open(FAILOVER)?;
     match session.ask(&format!("CREATE_REPLICATION_SLOT \"{slot}\" PHYSICAL RESERVE_WAL")) {
         Ok(_) => Ok(()),
         // duplicate_object

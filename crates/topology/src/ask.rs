@@ -9,7 +9,7 @@ use tokio_postgres::Statement;
 use tokio_postgres::types::PgLsn;
 use tracing::{info, warn};
 use watermark::Lsn;
-use wire::control::Settings;
+use wire::control::{PROBE, Settings};
 
 use crate::decide::{Facts, Position};
 use crate::local_socket;
@@ -72,8 +72,7 @@ pub(crate) struct Watched {
 impl Watched {
     pub(crate) async fn open(prober: &Prober, noted: &mut Noted) -> Result<Watched, ProbeError> {
         let connector = prober.shared.connector.load_full();
-        let session =
-            connect(&prober.target, &prober.config, connector, "kingpost probe", Some(&Settings::catalog())).await?;
+        let session = connect(&prober.target, &prober.config, connector, PROBE, Some(&Settings::catalog())).await?;
         let offered = offer::find(&session.client, prober.config.positions).await?;
         noted.note(prober, offered.numbers);
         let text = match offered.numbers {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio_postgres::{Client, Row};
-use wire::control::Settings;
+use wire::control::{PROBE, Settings};
 
 use crate::config::{ClusterConfig, Target};
 use crate::probe::{Session, connect};
@@ -95,7 +95,7 @@ pub(crate) async fn find(session: &Session, config: &ClusterConfig) -> Option<Ar
 /// Returns the start of the server behind a socket, in the words of the server.
 async fn start_behind(path: &Path, config: &ClusterConfig) -> Option<String> {
     let target = Target::Unix(path.to_owned());
-    let session = connect(&target, config, None, "kingpost probe", Some(&Settings::catalog())).await.ok()?;
+    let session = connect(&target, config, None, PROBE, Some(&Settings::catalog())).await.ok()?;
     start(&session.client).await
 }
 

@@ -12,7 +12,7 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
 use watermark::{Batch, Lsn, Oracle, PrimaryPosition, Wanted};
-use wire::control::Settings;
+use wire::control::{ORACLE, Settings};
 
 use crate::ask::parse_timeline;
 use crate::config::{ClusterConfig, Target};
@@ -239,7 +239,7 @@ impl Line {
     async fn open(asked: Asked, connector: Option<Arc<tls::Connector>>) -> Result<Line, ProbeError> {
         // A question that flushes does so by the oracle's own setting, and waits for no standby.
         let settings = Settings::catalog().with("synchronous_commit", "local");
-        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle", Some(&settings)).await?;
+        let session = connect(&asked.target, &asked.config, connector, ORACLE, Some(&settings)).await?;
         let (system, numbers) = if asked.term.is_counted() {
             (offer::system_if_told(&session.client).await?, Numbers::Transactions)
         } else {

@@ -1,4 +1,4 @@
-//! Settings of control sessions: the SQL sessions that Kingpost opens for itself, beside those of its clients.
+//! Settings and names of control sessions: the SQL sessions that Kingpost opens for itself, beside those of its clients.
 //!
 //! A session inherits settings from its role, its database and the server's files. A control session must not: with another `search_path`
 //! `pg_is_in_recovery()` is another user's function, with another isolation level nothing runs on a standby. So each control session begins with
@@ -27,6 +27,36 @@ const FIXED: &[(&str, &str)] = &[
     ("quote_all_identifiers", "off"),
     ("client_min_messages", "warning"),
 ];
+
+/// `application_name` of a session that a proxy opens for a client, until the client names itself: not one of [`NAMES`].
+pub const PROXIED: &str = "kingpost";
+/// `application_name` of a probe.
+pub const PROBE: &str = "kingpost probe";
+/// `application_name` of the sessions that read the primary's position.
+pub const ORACLE: &str = "kingpost oracle";
+/// `application_name` of a login that `kingpost check` tries.
+pub const CHECK: &str = "kingpost check";
+/// `application_name` of agents, scalers and failovers.
+pub const FAILOVER: &str = "kingpost failover";
+/// `application_name` of the sessions of a switchover on the server that it locks.
+pub const SWITCHOVER: &str = "kingpost switchover";
+/// `application_name` of the session in which a proxy listens for its clients: it runs nothing but LISTEN and UNLISTEN.
+pub const LISTENER: &str = "kingpost listener";
+/// `application_name` of the registry's sessions in its database.
+pub const REGISTRY: &str = "kingpost registry";
+/// `application_name` of the session that looks up users (`proxy.auth_query`).
+pub const AUTH_QUERY: &str = "kingpost auth_query";
+/// `application_name` of the sessions in which `kingpost up` and `status` look at servers.
+pub const UP: &str = "kingpost up";
+/// Names of control sessions: a session with any other name is a client's.
+pub const NAMES: [&str; 9] = [PROBE, ORACLE, CHECK, FAILOVER, SWITCHOVER, LISTENER, REGISTRY, AUTH_QUERY, UP];
+
+/// Returns a condition on `pg_stat_activity`: true for a session whose name is one of `names`, false for one without a name.
+#[must_use]
+pub fn is_named(names: &[&str]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("'{}'", name.replace('\'', "''"))).collect();
+    format!("(COALESCE(application_name, '') IN ({}))", names.join(", "))
+}
 
 /// Asks a session with [`Settings::own_names`] for its `search_path` without `pg_catalog`, which PostgreSQL then searches first, and in which it
 /// creates nothing: a row only if that is to be set, NULL for an empty list. Uses no operator, which the session's own path would find.
@@ -136,6 +166,27 @@ mod tests {
             assert!(read.contains(&expected), "{expected:?} in {options}");
         }
         assert_eq!(read.len(), FIXED.len() + 3);
+    }
+
+    #[test]
+    fn names_of_control_sessions() {
+        assert_eq!(is_named(&["a", "it's"]), "(COALESCE(application_name, '') IN ('a', 'it''s'))");
+        let own = is_named(&NAMES);
+        for (name, expected) in [
+            (PROBE, true),
+            (ORACLE, true),
+            (CHECK, true),
+            (FAILOVER, true),
+            (SWITCHOVER, true),
+            (LISTENER, true),
+            (REGISTRY, true),
+            (AUTH_QUERY, true),
+            (UP, true),
+            (PROXIED, false),
+            ("kingpost dashboard", false),
+        ] {
+            assert_eq!(own.contains(&format!("'{name}'")), expected, "{name}");
+        }
     }
 
     #[test]

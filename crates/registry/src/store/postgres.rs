@@ -65,7 +65,7 @@ fn session_settings() -> Settings {
         .with_statement_timeout(PATIENCE)
         .with("lock_timeout", "10s")
         .with("idle_in_transaction_session_timeout", "30s")
-        .with("application_name", "kingpost registry")
+        .with("application_name", control::REGISTRY)
 }
 
 /// Select list in the order of `INSTANCE_COLUMNS`, with `metadata` as text.

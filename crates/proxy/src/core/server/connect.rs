@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use topology::Address;
+use wire::control;
 use wire::message;
 use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
@@ -100,9 +101,9 @@ impl Core {
         let start = pool.database.start.clone();
         let is_name = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("application_name");
         let name = match start.parameters.iter().rfind(is_name) {
-            _ if server.listener => "kingpost listener",
+            _ if server.listener => control::LISTENER,
             Some((_, name)) => name,
-            None => "kingpost",
+            None => control::PROXIED,
         };
         let aligned = self.how_to_begin(s);
         let parameters: Vec<(&str, &str)> =
