@@ -530,6 +530,9 @@ async fn in_a_browser() {
     let directory = cluster.to_str().unwrap().to_owned();
     let status = Kingpost::run(&["status", "--json", "--dir", &directory]);
     let status: Value = serde_json::from_slice(&status.stdout).expect("a status");
+    // Its agent would start it again.
+    let paused = Kingpost::run(&["node", "--pause", "--directory", cluster.join("nodes/node3").to_str().unwrap()]);
+    assert!(paused.status.success(), "{paused:?}");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/console.mjs");
     let run = Command::new("node")
         .arg(script)
@@ -537,7 +540,7 @@ async fn in_a_browser() {
         .env("CONSOLE_TOKEN", std::fs::read_to_string(cluster.join("console.token")).unwrap().trim())
         .env("PROXY", status["proxy"][0].as_str().unwrap())
         .env("REGISTRY_URL", format!("http://{}", status["registry"].as_str().unwrap()))
-        .env("REPLICA_PID_FILE", cluster.join("nodes/node3/postmaster.pid"))
+        .env("REPLICA_PID_FILE", cluster.join("nodes/node3/data/postmaster.pid"))
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();

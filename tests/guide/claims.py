@@ -23,7 +23,8 @@ TESTED: dict[str, list[str]] = {
     "Quick reads of many clients share server connections, safely": ["lanes::statements_share_connections_and_can_be_kept_from_it", "lanes::nobody_hears_another_s_answer_while_servers_are_killed"],
     "A lost primary is replaced with the log that relays have, whatever the standbys lack": ["candidates::"],
     "the proxies' clients stay connected": ["failover::a_killed_primary_and_a_promoted_replica"],
-    "also takes a backup under load, drops a table, and restores the moment before": ["up::a_former_primary_comes_back"],
+    "also takes a backup under load, drops a table, and restores the moment before": ["up::agents_bring_a_former_primary_and_a_killed_server_back"],
+    "a replica takes over, and the old primary comes back as a standby, without a command": ["up::agents_bring_a_former_primary_and_a_killed_server_back"],
     "which one is primary is found out": ["failover::a_killed_primary_and_a_promoted_replica"],
     "SIGHUP reads the file again, without dropping clients": ["operations::reload_changes_the_pool_size"],
     "translate what you have": [

@@ -56,9 +56,10 @@ impl Scratch {
         nodes
             .flatten()
             .filter(|node| {
-                let file = std::fs::read_to_string(node.path().join("postmaster.pid")).unwrap_or_default();
+                let data = node.path().join("data");
+                let file = std::fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
                 let pid = file.lines().next().unwrap_or("none");
-                std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == node.path())
+                std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data)
             })
             .count()
     }
@@ -156,7 +157,22 @@ fn once_twice_in_the_same_directory() {
         assert!(text.contains("read it back from the replica"), "{start}: {text}");
         assert!(text.contains("starting the relay"), "{start}: {text}");
         assert_eq!(text.contains("initdb"), made, "{start}: {text}");
+        assert_eq!(text.contains("pg_basebackup"), made, "{start}: {text}");
         assert_eq!(scratch.postmasters(), 0, "{start}");
+        if made {
+            as_an_earlier_version_had_it(&scratch.cluster().join("nodes"));
+        }
+    }
+    assert!(scratch.cluster().join("nodes/node2/data/PG_VERSION").exists());
+}
+
+/// Moves data to their place in an earlier version.
+fn as_an_earlier_version_had_it(nodes: &Path) {
+    for node in ["node1", "node2"] {
+        let aside = nodes.join("aside");
+        std::fs::rename(nodes.join(node).join("data"), &aside).unwrap();
+        std::fs::remove_dir_all(nodes.join(node)).unwrap();
+        std::fs::rename(&aside, nodes.join(node)).unwrap();
     }
 }
 
@@ -223,8 +239,12 @@ fn after_a_failover_the_promoted_node_is_the_primary() {
     let scratch = Scratch::new();
     let up = Up::start(&scratch, &["--replicas", "1"]);
     up.wait_for("ready");
-    kill_server(&scratch.cluster().join("nodes/node1"));
-    up.wait_for("node1");
+    // Its agent would start it again.
+    let node1 = scratch.cluster().join("nodes/node1");
+    let paused =
+        Command::new(env!("CARGO_BIN_EXE_kingpost")).args(["node", "--pause", "--directory"]).arg(&node1).output();
+    assert_success(&paused.unwrap());
+    kill_server(&node1.join("data"));
     let nodes = status(&scratch);
     let address = nodes["nodes"][1]["address"].as_str().unwrap().to_owned();
     promote(&address);

@@ -42,7 +42,8 @@ pub struct UpArgs {
     /// Address of the web console; the default is 127.0.0.1:7632, or a free port if that is taken
     #[arg(long, value_name = "ADDRESS")]
     pub console_listen: Option<String>,
-    /// Shows the way back in time once: a backup while a client writes, a dropped table, a restore of the moment before
+    /// Shows once the way back in time (a backup while a client writes, a dropped table, a restore of the moment before), and the loss and return of the
+    /// primary
     #[arg(long)]
     pub tour: bool,
     /// Start, check, print, stop

@@ -21,8 +21,12 @@ const START_PACE: Duration = Duration::from_millis(50);
 /// Returns name and data directory of each server of an earlier `up` that still runs on data in `nodes`.
 pub(super) fn left_behind(nodes: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(nodes) else { return Vec::new() };
-    let runs = entries.flatten().take(256).filter(|entry| server(&entry.path()).is_some());
-    runs.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+    let each = entries.flatten().take(256).flat_map(|entry| {
+        // An earlier version had PostgreSQL's data where the agent's directory is now.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        [entry.path().join("data"), entry.path()].map(|data| (name.clone(), data))
+    });
+    each.filter(|(_, data)| server(data).is_some()).collect()
 }
 
 /// True if the process has ended, or was never started.

@@ -12,6 +12,8 @@ use super::postgres::{self, Server};
 use super::relay::{self, Dirs, LocalRelay};
 use super::stop::Stop;
 use super::tour;
+use config::Config;
+use config::node::{Attachment, NodeAgentConfig};
 use process::Failure;
 use process::postgresql::{self, Installation};
 
@@ -133,6 +135,9 @@ impl Cluster {
         }
         own_directory(&self.nodes_dir(), self.launcher.account.as_ref(), 0o700)?;
         let wanted = self.state.add_nodes(replicas);
+        for node in &self.state.nodes {
+            self.move_data(&node.name)?;
+        }
         self.directory.save_state(&self.state)?;
         if fresh {
             step("making node1 with initdb");
@@ -173,8 +178,25 @@ impl Cluster {
         for (server, part) in followers {
             self.start_replica(server, part == Part::Follow, step).await?;
         }
+        self.servers.iter_mut().for_each(Server::leave);
         self.state.complete = true;
         self.directory.save_state(&self.state)
+    }
+
+    /// Makes the directory of a node's agent, and moves the data of an earlier version into it.
+    fn move_data(&self, name: &str) -> Result<(), Failure> {
+        let (dir, data) = (self.state.node_dir(name), self.state.node_data(name));
+        let moving = dir.with_extension("moving");
+        let failed = |error: std::io::Error| Failure::path("move", &dir, &error);
+        if dir.join("PG_VERSION").is_file() {
+            fs::rename(&dir, &moving).map_err(failed)?;
+        }
+        own_directory(&dir, self.launcher.account.as_ref(), 0o750)?;
+        // Also one that an interrupted start has left.
+        if moving.is_dir() && !data.exists() {
+            fs::rename(&moving, &data).map_err(failed)?;
+        }
+        Ok(())
     }
 
     async fn start_primary(&mut self, server: Server, promote: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
@@ -212,6 +234,10 @@ impl Cluster {
             step(&format!("making {name} with pg_basebackup"));
         }
         let (data, slot) = (self.servers[index].data.clone(), self.servers[index].slot());
+        // What an agent has left beside the data goes with them.
+        let dir = self.state.node_dir(&name);
+        postgres::remove_dir(&dir)?;
+        own_directory(&dir, self.launcher.account.as_ref(), 0o750)?;
         // A relay has no data to copy: they come from the primary, and only the WAL after them from the relay.
         let kept = self.relay.is_none();
         postgres::basebackup(&self.installation, &self.launcher, &data, primary, &slot, kept).await?;
@@ -308,32 +334,26 @@ impl Cluster {
         }
     }
 
-    /// Makes a former primary a replica of `primary`, with its data made again.
-    ///
-    /// # Errors
-    /// The replica cannot be made, or does not stream.
-    pub(super) async fn rejoin(&mut self, name: &str, primary: &str, step: &dyn Fn(&str)) -> Result<(), Failure> {
-        let position = |servers: &[Server], name: &str| servers.iter().position(|server| server.name == name);
-        let Some(leads) = position(&self.servers, primary) else {
-            return Err(Failure::runtime(format!("{primary} is no node of this cluster")));
+    /// Returns the configuration of each node's agent, made from that of the cluster.
+    pub(super) fn agents(&self, config: &Config) -> Vec<Config> {
+        let of = |server: &Server| {
+            let mut config = config.clone();
+            config.node = NodeAgentConfig {
+                name: server.name.clone(),
+                address: server.address(),
+                directory: self.state.node_dir(&server.name),
+                listen_addresses: "127.0.0.1".into(),
+                socket_directory: self.state.sockets.display().to_string(),
+                pg_bin: Some(self.installation.bin.clone()),
+                // Servers are stopped in the order of the cluster, after their agents.
+                server: Attachment::Detached,
+                // The loss of the only relay would stop the primary.
+                lease: Duration::ZERO,
+                ..config.node
+            };
+            config
         };
-        self.servers.swap(0, leads);
-        let Some(index) = position(&self.servers, name).filter(|index| *index > 0) else {
-            return Err(Failure::runtime(format!("{name} is no other node of this cluster")));
-        };
-        let mut server = self.servers.remove(index);
-        server.stop(&self.installation, &self.launcher).await;
-        let followers = self.servers.iter().skip(1).chain([&server]);
-        let slots: Vec<String> = followers.map(Server::slot).collect();
-        let kept = match &self.relay {
-            Some(relay) => relay.keep_for(&slots),
-            None => self.set_slots(&slots).await,
-        };
-        if let Err(failure) = kept {
-            self.servers.push(server);
-            return Err(failure);
-        }
-        self.start_replica(server, false, step).await
+        self.servers.iter().map(of).collect()
     }
 
     /// Names and ports of the servers, the primary first.

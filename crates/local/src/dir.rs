@@ -131,9 +131,18 @@ const DEFAULT_REPLICAS: u16 = 2;
 pub(super) const FORMAT: u32 = 1;
 
 impl State {
+    /// Returns a node's directory: for PostgreSQL that of its agent.
+    pub(super) fn node_dir(&self, name: &str) -> PathBuf {
+        self.data.join("nodes").join(name)
+    }
+
     /// Returns a node's data directory.
     pub(super) fn node_data(&self, name: &str) -> PathBuf {
-        self.data.join("nodes").join(name)
+        let dir = self.node_dir(name);
+        match self.engine {
+            Engine::Postgresql => dir.join("data"),
+            Engine::Mariadb | Engine::Mysql => dir,
+        }
     }
 
     /// Adds the nodes that are missing for so many replicas; without a number, for those that the directory has, or [`DEFAULT_REPLICAS`] at first.

@@ -1,11 +1,12 @@
 //! `kingpost up`, `down`, `status`: a local cluster in one directory.
 //!
 //! ```text
-//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck ─▶ tour, if asked for ─▶ watch
+//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck
+//!                                  ─▶ agents ─▶ tour, if asked for ─▶ watch
 //! ```
 //!
-//! Every end takes the same order: proxy, replicas, primary, relay. After a kill -9, the next `up` and `down` find the servers left behind by their
-//! pid file and the working directory of that process.
+//! Every end takes the same order: agents, proxy, replicas, primary, relay. After a kill -9, the next `up` and `down` find the servers left behind by
+//! their pid file and the working directory of that process.
 
 mod args;
 mod binlog;
@@ -15,8 +16,8 @@ mod dir;
 mod plan;
 mod port;
 mod postgres;
-mod rejoin;
 mod relay;
+mod returns;
 mod selfcheck;
 mod status;
 mod stop;
@@ -36,7 +37,9 @@ use cluster::Cluster;
 use daemon::{Registry, Running, end};
 pub use dir::Engine;
 use dir::{Directory, Lock, UpState};
+use futures_util::future::try_join_all;
 use metrics::Admin;
+use node::LocalAgent;
 use process::{Failure, LogConfig, LogFlags, control_runtime, logging, terminal};
 use registry_client::nodes;
 use stop::Stop;
@@ -112,7 +115,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     ));
     let step = |text: &str| terminal::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
     let result = match cluster.start(args.replicas, (!args.no_relay).then_some(args.tour), &step).await {
-        Ok(()) => serve(args, &directory, &mut cluster, places, &mut record, &stop, &step).await,
+        Ok(()) => serve(args, &directory, &cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
@@ -154,7 +157,7 @@ struct Places {
 async fn serve(
     args: &UpArgs,
     directory: &Directory,
-    cluster: &mut Cluster,
+    cluster: &Cluster,
     Places { metrics, registry, console, token }: Places,
     record: &mut UpState,
     stop: &Stop,
@@ -197,20 +200,31 @@ async fn serve(
         let _nodes = Task(tokio::spawn(nodes::keep(known.registry.clone(), rows)));
         directory.save_running(record)?;
         dir::write_whole(&path, format!("{text}{}", failover_config(record)).as_bytes())?;
-        if args.tour {
-            tour(&running, cluster, step).await?;
-        }
-        announce(record, directory);
-        if !args.once {
-            let relay = cluster.relay.clone();
-            tokio::select! {
-                () = watch::until_stopped(&nodes, &running, relay.as_ref(), stop) => {}
-                // Never returns.
-                () = relay::follow_primary(relay.as_ref(), &running) => {}
-                () = rejoin::former_primaries(cluster, &running) => {}
+        let (whole, _) = config::load(&path)?.accept(&path)?;
+        let agents = try_join_all(cluster.agents(&whole).into_iter().map(LocalAgent::start)).await?;
+        let work = async {
+            if args.tour {
+                tokio::select! {
+                    shown = tour(&running, cluster, (&path, &record.registry), step) => shown?,
+                    failure = stop.failure() => return Err(failure),
+                }
             }
+            announce(record, directory);
+            if !args.once {
+                tokio::select! {
+                    () = watch::until_stopped(&nodes, &running, cluster.relay.as_ref(), stop) => {}
+                    // Never returns.
+                    () = returns::tell(&running) => {}
+                }
+            }
+            Ok(())
+        };
+        tokio::select! {
+            done = work => done,
+            failed = keep(agents) => failed,
+            // Never returns.
+            () = relay::follow_primary(cluster.relay.as_ref(), &cluster.servers, &running) => Ok(()),
         }
-        Ok(())
     }
     .await;
     if let Ok(known) = &known {
@@ -218,6 +232,12 @@ async fn serve(
     }
     end(&running, GRACE).await;
     result
+}
+
+/// Runs the servers' agents. Returns only a failure: agents have no end of their own.
+async fn keep(agents: Vec<LocalAgent>) -> Result<(), Failure> {
+    try_join_all(agents.into_iter().map(LocalAgent::run)).await?;
+    std::future::pending().await
 }
 
 /// A task that is aborted when this value is dropped.
@@ -253,10 +273,10 @@ fn proxy_address(running: &Running) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| Failure::runtime(format!("the proxy listens on no TCP address: {}", addresses.join(", "))))
 }
 
-/// Shows the way back in time.
-async fn tour(running: &Running, cluster: &Cluster, step: &dyn Fn(&str)) -> Result<(), Failure> {
+/// Shows the way back in time, and the loss of the primary. `places`: the configuration's file, and the address of the registry.
+async fn tour(running: &Running, cluster: &Cluster, places: (&Path, &str), step: &dyn Fn(&str)) -> Result<(), Failure> {
     let address = proxy_address(running)?;
-    tour::run(cluster, (&address.ip().to_string(), address.port()), step).await
+    tour::run(cluster, (&address.ip().to_string(), address.port()), places, step).await
 }
 
 fn announce(record: &UpState, directory: &Directory) {

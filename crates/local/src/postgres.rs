@@ -25,8 +25,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(20);
 
 /// Settings of every server of a local cluster: room for replicas and tools, and bounds on the WAL kept for a lost replica.
 const SETTINGS: &str = "
-# Written by kingpost when it made this cluster; yours to change. Port, sockets and where to follow the primary are given
-# at each start.
+# Written by kingpost when it made this cluster; yours to change. Port and sockets are given at each start.
 wal_level = replica
 hot_standby = on
 hot_standby_feedback = on
@@ -182,8 +181,8 @@ impl Server {
         if let Some(port) = follow {
             let name = &self.name;
             let conninfo = format!("host=127.0.0.1 port={port} user={SUPERUSER} application_name={name}");
-            set("primary_conninfo", &conninfo);
-            set("primary_slot_name", &self.slot());
+            // In the files, where the node's agent changes it by reload.
+            node::follow(self.data.parent().unwrap_or(&self.data), &conninfo, &self.slot())?;
             set("recovery_target_timeline", "latest");
         }
         command.arg("-D").arg(&self.data);
@@ -196,6 +195,12 @@ impl Server {
     /// True if the server's process has ended, or was never started.
     pub(super) fn is_down(&mut self) -> bool {
         children::has_ended(&mut self.child)
+    }
+
+    /// Leaves the running server to its agent. The runtime waits for its process from then on: PostgreSQL takes the number of an ended process that
+    /// nobody has waited for, in a lock file of the socket, for a running server.
+    pub(super) fn leave(&mut self) {
+        drop(self.child.take());
     }
 
     /// Promotes a replica.

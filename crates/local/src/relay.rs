@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use ::relay::config::{AuthMethod, RelayConfig, UpstreamConfig};
 use ::relay::{Relay, Surroundings};
 
-use super::postgres::SUPERUSER;
+use super::postgres::{SUPERUSER, Server};
 use super::status::{NodeStatus, relay_status};
 use super::stop::Stop;
 use daemon::Running;
@@ -184,12 +184,19 @@ fn not_receiving(why: String) -> Failure {
         .advise("the cluster starts without it by --no-relay")
 }
 
-/// Makes the relay, and with it the replicas, follow the new primary after a failover. Never returns.
-pub(super) async fn follow_primary(relay: Option<&LocalRelay>, running: &Running) {
+/// Makes the relay, and with it the replicas, follow the new primary after a failover, and keep WAL for all other servers. Never returns.
+pub(super) async fn follow_primary(relay: Option<&LocalRelay>, servers: &[Server], running: &Running) {
+    let mut kept_for = servers.first().map(Server::address);
     loop {
         tokio::time::sleep(FOLLOW).await;
-        if let (Some(relay), Some(primary)) = (relay, running.primary()) {
-            relay.relay.follow(&primary);
+        let (Some(relay), Some(primary)) = (relay, running.primary()) else { continue };
+        relay.relay.follow(&primary);
+        if kept_for.as_ref() != Some(&primary) {
+            let others = servers.iter().filter(|server| server.address() != primary);
+            if let Err(failure) = relay.keep_for(&others.map(Server::slot).collect::<Vec<_>>()) {
+                tracing::warn!("{failure}");
+            }
+            kept_for = Some(primary);
         }
     }
 }

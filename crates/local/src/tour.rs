@@ -1,10 +1,16 @@
-//! The tour of `kingpost up --tour`: a backup while a client writes, a dropped table, and a restore of the moment before.
+//! The tour of `kingpost up --tour`: a backup while a client writes, a dropped table, and a restore of the moment before; then the loss of the
+//! primary's host: `kingpost watch` replaces the primary, and its agent brings it back as a standby.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{ChildStdout, Command};
+
+use super::children::{kill_server, log_file};
 use super::cluster::{Cluster, own_directory};
 use super::postgres::{self, Server};
 use super::relay::LocalRelay;
@@ -16,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 const COMMAND: Duration = Duration::from_secs(120);
 /// Longest time until the archive has the WAL, and until the end of a recovery.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time of one write while the primary is lost.
+const WRITE: Duration = Duration::from_secs(5);
 /// Interval between two looks.
 const PACE: Duration = Duration::from_millis(50);
 /// Name of the restored server, and of its directory among the nodes.
@@ -28,12 +36,17 @@ pub(super) fn archive(cluster: &Cluster) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Runs the tour. `proxy`: host and port of the cluster's proxy.
-pub(super) async fn run(cluster: &Cluster, proxy: (&str, u16), step: &dyn Fn(&str)) -> Result<(), Failure> {
+/// Runs the tour. `proxy`: host and port of the cluster's proxy. `places`: the file with its configuration, and the address of its registry.
+pub(super) async fn run(
+    cluster: &Cluster,
+    proxy: (&str, u16),
+    places: (&Path, &str),
+    step: &dyn Fn(&str),
+) -> Result<(), Failure> {
     let Some(relay) = cluster.relay.clone() else {
         return Err(Failure::config("there is no relay, and with it no archive: leave out --no-relay"));
     };
-    let tour = Tour { cluster, relay, proxy, program: program(cluster)?, config: write_config(cluster)? };
+    let tour = Tour { cluster, relay, proxy, places, program: program(cluster)?, config: write_config(cluster)? };
     match tokio::time::timeout(LIMIT, tour.walk(step)).await {
         Ok(walked) => walked,
         Err(_) => Err(Failure::runtime(format!("the tour took longer than {} s", LIMIT.as_secs()))),
@@ -44,6 +57,8 @@ struct Tour<'a> {
     cluster: &'a Cluster,
     relay: LocalRelay,
     proxy: (&'a str, u16),
+    /// The file with the cluster's configuration, and the address of its registry.
+    places: (&'a Path, &'a str),
     /// Path of this program, where the servers' user can run it.
     program: PathBuf,
     /// Configuration for backup and restore.
@@ -60,7 +75,9 @@ impl Tour<'_> {
         let taken = self.kingpost("backup", &["--label", "tour"]).await;
         let written = load.end().await;
         taken?;
-        let before = self.ask("SELECT count(*), clock_timestamp() FROM kingpost_tour.orders").await?;
+        let before = self
+            .ask("/* kingpost.route=primary */ SELECT count(*), clock_timestamp() FROM kingpost_tour.orders")
+            .await?;
         let [rows, moment] = &before[..] else { return Err(Failure::runtime("the tour read no row back")) };
         step(&format!(
             "tour: {written} rows were written meanwhile; at {moment} the table has {rows}. DROP TABLE orders"
@@ -70,7 +87,7 @@ impl Tour<'_> {
         self.archived(dropped.first().map_or("", String::as_str)).await?;
 
         step(&format!("tour: kingpost restore --at '{moment}'"));
-        let data = self.cluster.state.node_data(RESTORED);
+        let data = self.cluster.state.node_dir(RESTORED);
         postgres::remove_dir(&data)?;
         let begun = Instant::now();
         let to = data.display().to_string();
@@ -87,7 +104,76 @@ impl Tour<'_> {
             "tour: the restored server has the table, with {found} rows, after {:.1} s; it is stopped, and its data are removed",
             begun.elapsed().as_secs_f32()
         ));
+        match &self.cluster.servers[..] {
+            [primary, _, ..] => self.lose(primary, step).await?,
+            _ => step("tour: no replica could take over, so the primary is not killed"),
+        }
         self.ask("DROP SCHEMA kingpost_tour CASCADE").await.map(drop)
+    }
+
+    /// Kills the primary while its agent is paused, as if its host were lost, and waits until it is a standby of the server that takes its place.
+    async fn lose(&self, primary: &Server, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        let name = &primary.name;
+        self.ask("CREATE TABLE kingpost_tour.kept (port int)").await?;
+        let written = self.ask("SELECT pg_current_wal_insert_lsn()").await?;
+        self.archived(written.first().map_or("", String::as_str)).await?;
+        let mut watch = self.watch()?;
+        let output = watch.stdout.take().ok_or_else(|| Failure::runtime("kingpost watch has no output"))?;
+        let mut lines = BufReader::new(output).lines();
+        within("kingpost watch to see the primary", says(&mut lines, &format!("{name} is the primary"))).await?;
+        // Read to its end: a program whose output nobody reads stands still.
+        let reading = tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        step(&format!("tour: kingpost watch looks on; {name} is lost: its agent is paused, its server killed"));
+        let agent = Paused::begin(self.cluster.state.node_dir(name))?;
+        kill_server(&primary.data);
+        let begun = Instant::now();
+        let port = within("a write on another server", self.written(primary.port)).await?;
+        let server = self.cluster.servers.iter().find(|server| server.port == port);
+        let server = server.map_or("another server", |server| server.name.as_str());
+        let seconds = begun.elapsed().as_secs_f32();
+        step(&format!("tour: {server} takes writes, {seconds:.1} s after the kill; the agent of {name} acts again"));
+        drop(agent);
+        let begun = Instant::now();
+        within("the former primary to follow", self.follows(primary.port)).await?;
+        let seconds = begun.elapsed().as_secs_f32();
+        step(&format!("tour: {name} is a standby of {server}, {seconds:.1} s later, with what was written meanwhile"));
+        drop(watch);
+        reading.abort();
+        Ok(())
+    }
+
+    /// Starts `kingpost watch`, which replaces a lost primary under a lock in the registry.
+    fn watch(&self) -> Result<tokio::process::Child, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::environment(format!("cannot find this program's path: {error}")))?;
+        let (file, registry) = self.places;
+        let (_, errors) = log_file(&self.cluster.launcher.logs.join("tour-watch.log"), true)?;
+        let mut watch = Command::new(program);
+        watch.arg("watch").arg("--config").arg(file).args(["--registry", &format!("http://{registry}")]);
+        watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).kill_on_drop(true);
+        watch.spawn().map_err(|error| Failure::runtime(format!("cannot start kingpost watch: {error}")))
+    }
+
+    /// Writes through the proxy until a server other than that at a port has written; returns the port of that one.
+    async fn written(&self, but: u16) -> u16 {
+        let write = "INSERT INTO kingpost_tour.kept SELECT inet_server_port() RETURNING port";
+        loop {
+            let rows = postgres::query_at(self.proxy.0, self.proxy.1, write, WRITE).await.unwrap_or_default();
+            let port = rows.first().and_then(|row| row.get(0)).and_then(|port| port.parse().ok());
+            if let Some(port) = port.filter(|port| *port != but) {
+                return port;
+            }
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
+    /// Waits until the server at a port streams, and has a row that was written meanwhile.
+    async fn follows(&self, port: u16) {
+        let streams = "SELECT 1 FROM pg_stat_wal_receiver AS receiver, kingpost_tour.kept \
+                       WHERE receiver.status = 'streaming'";
+        while !postgres::query(port, streams).await.is_ok_and(|rows| !rows.is_empty()) {
+            tokio::time::sleep(PACE).await;
+        }
     }
 
     /// Runs `kingpost COMMAND` as the servers' user.
@@ -145,6 +231,41 @@ impl Tour<'_> {
         }
         let rows = postgres::query(server.port, "SELECT count(*) FROM kingpost_tour.orders").await.map_err(failed)?;
         Ok(rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned())
+    }
+}
+
+/// Waits for something, within a limit.
+async fn within<T>(what: &str, comes: impl Future<Output = T>) -> Result<T, Failure> {
+    let limit = PATIENCE.as_secs();
+    let late = |_| Failure::runtime(format!("the tour has waited {limit} s in vain for {what}"));
+    tokio::time::timeout(PATIENCE, comes).await.map_err(late)
+}
+
+/// Waits for a line of a program that ends with a text; for ever if the program ends.
+async fn says(lines: &mut Lines<BufReader<ChildStdout>>, text: &str) {
+    while let Ok(Some(line)) = lines.next_line().await {
+        if line.ends_with(text) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+/// An agent that only watches, until this value is dropped.
+struct Paused(PathBuf);
+
+impl Paused {
+    fn begin(directory: PathBuf) -> Result<Paused, Failure> {
+        node::pause(&directory, true)?;
+        Ok(Paused(directory))
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        if let Err(failure) = node::pause(&self.0, false) {
+            tracing::error!("{failure}");
+        }
     }
 }
 

@@ -80,6 +80,8 @@ pub(crate) struct Agent {
     /// Lease of a primary, for the watchdog; None for any other server.
     pub(crate) guarded: watch::Sender<Option<LeaseClock>>,
     pub(crate) status: Arc<Report>,
+    /// True if the process has no other task: its orphans are the agent's to wait for, and the service manager hears of its state.
+    pub(crate) is_alone: bool,
     pub(crate) memory: Memory,
 }
 
@@ -139,7 +141,7 @@ impl Agent {
                     true
                 }
             };
-            if std::process::id() == 1 {
+            if self.is_alone && std::process::id() == 1 {
                 crate::reap::reap(self.hands.child());
             }
             let pause = match self.memory.failures {
@@ -660,7 +662,9 @@ impl Agent {
                 _ if why.is_empty() => tracing::info!(node = self.name, state = %decision.state, "state changed"),
                 _ => tracing::info!(node = self.name, state = %decision.state, "state changed: {why}"),
             }
-            systemd::notify(&format!("STATUS={}: {why}", decision.state));
+            if self.is_alone {
+                systemd::notify(&format!("STATUS={}: {why}", decision.state));
+            }
             self.memory.reported = Some(now);
         }
         let Server::Up(up) = &observation.server else { return };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct NodeArgs {
     /// Configuration file; without one, everything has its default or comes from the environment
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE")]

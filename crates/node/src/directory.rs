@@ -28,8 +28,11 @@ use process::Failure;
 use process::server::Account;
 use serde::{Deserialize, Serialize};
 
+use crate::settings_file;
 use crate::supervise::Trouble;
 
+/// File with the identity of the node.
+const IDENTITY: &str = "kingpost.node";
 /// File that exists while the server refuses writes.
 const FENCED: &str = "fenced";
 /// File that exists from the start of a new cluster until most of its relays have confirmed it.
@@ -44,6 +47,8 @@ const REBUILD: &str = "rebuild";
 const ASIDE: &str = "aside-";
 /// Most entries of a directory that are looked at.
 const MOST: usize = 4096;
+/// Most bytes of a configuration file.
+const LARGEST: u64 = 1 << 20;
 
 /// Identity of a node, in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +100,7 @@ impl Directory {
     }
 
     fn identity_file(&self) -> PathBuf {
-        self.path.join("kingpost.node")
+        self.path.join(IDENTITY)
     }
 
     /// True if the directory is a mount point.
@@ -103,6 +108,11 @@ impl Directory {
         let parent = path.parent().unwrap_or(path);
         let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
         matches!((device(path), device(parent)), (Ok(own), Ok(above)) if own != above)
+    }
+
+    /// True if an agent has used the directory.
+    pub(crate) fn is_used(path: &Path) -> bool {
+        path.join(IDENTITY).is_file()
     }
 
     /// Opens the directory, which is created if it does not exist.
@@ -211,6 +221,15 @@ impl Directory {
             sync(path.parent().unwrap_or(&self.path))
         };
         write().map_err(|error| Failure::path("write", path, &error))
+    }
+
+    /// Writes the upstream of a standby into the files of a stopped server.
+    ///
+    /// # Errors
+    /// The file cannot be read or written.
+    pub(crate) fn follow(&self, data: &Path, conninfo: &str, slot: &str) -> Result<(), Failure> {
+        let file = data.join("postgresql.auto.conf");
+        self.write(&file, &settings_file::following(&read(&file)?, conninfo, slot), 0o600)
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
@@ -346,6 +365,21 @@ pub(crate) fn remove(path: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::path("remove", path, &error)),
         _ => Ok(()),
     }
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// The file cannot be read, or is too large.
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+    let size = fs::metadata(path).map_err(|error| Failure::path("read", path, &error))?.len();
+    if size > LARGEST {
+        return Err(Failure::environment(format!(
+            "{} has {size} bytes, and at most {LARGEST} are read",
+            path.display()
+        )));
+    }
+    fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))
 }
 
 /// Makes a directory's entries durable.

@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use watermark::Lsn;
 
 use crate::controldata::{self, OnDisk};
-use crate::directory::{Directory, remove};
+use crate::directory::{Directory, read, remove};
 use crate::settings_file;
 use crate::shared::{self, OwnSettings};
 
@@ -24,8 +24,6 @@ const RESTORE_ENVIRONMENT: [&str; 5] = ["KINGPOST_", "AWS_", "AZURE_", "GCE_META
 const QUIT: Duration = Duration::from_secs(10);
 /// Interval between two checks of a server that stops.
 const PACE: Duration = Duration::from_millis(20);
-/// Most bytes of a configuration file that is kept over a rewind.
-const LARGEST: u64 = 1 << 20;
 
 /// Settings of a new cluster: what standbys, relays and pg_rewind need.
 const SETTINGS: &str = "
@@ -203,9 +201,7 @@ impl Hands {
 
     /// Writes the upstream into the files of a stopped server.
     pub(crate) fn follow(&self, data: &Path, (host, port): (&str, u16), slot: &str) -> Result<(), Failure> {
-        let file = data.join("postgresql.auto.conf");
-        let text = read(&file)?;
-        self.directory.write(&file, &settings_file::following(&text, &self.conninfo(host, port, ""), slot), 0o600)
+        self.directory.follow(data, &self.conninfo(host, port, ""), slot)
     }
 
     /// Takes the data of the stopped server back to the history of a server, and makes them those of a standby. After an error the data are in
@@ -397,17 +393,6 @@ fn works_in(data: &Path) -> bool {
     let Ok(data) = std::fs::canonicalize(data) else { return false };
     let Ok(processes) = std::fs::read_dir("/proc") else { return true };
     processes.flatten().any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == data))
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    let size = std::fs::metadata(path).map_err(|error| Failure::path("read", path, &error))?.len();
-    if size > LARGEST {
-        return Err(Failure::environment(format!(
-            "{} has {size} bytes, and at most {LARGEST} are read",
-            path.display()
-        )));
-    }
-    std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))
 }
 
 fn append(path: &Path, text: &str) -> Result<(), Failure> {

@@ -40,7 +40,7 @@ use watermark::Lsn;
 
 use agent::{Agent, Memory, split, with_own};
 pub use args::NodeArgs;
-use directory::{Directory, NodeIdentity};
+use directory::{Directory, DirectoryLock, NodeIdentity};
 use hands::{Hands, Login, StartSettings};
 use lease::LeaseClock;
 use report::Report;
@@ -55,25 +55,92 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut config = read(args)?;
     logging::start(&log.over(&config.log), None)?;
+    if args.keep || args.pause || args.resume {
+        return order(args, args.directory.as_ref().unwrap_or(&config.node.directory));
+    }
     complete(&mut config, args)?;
-    if args.keep {
-        Directory::open(&config.node.directory)?.set_rebuild_wanted(false)?;
-        terminal::line(format_args!("the agent of {} keeps the present data", config.node.directory.display()));
-        return Ok(());
-    }
-    if args.pause || args.resume {
-        Directory::open(&config.node.directory)?.set_paused(args.pause)?;
-        terminal::line(format_args!(
-            "the agent of {} {}",
-            config.node.directory.display(),
-            if args.pause { "only watches: `kingpost node --resume` has it act again" } else { "acts" }
-        ));
-        return Ok(());
-    }
     let runtime = control_runtime()?;
     let result = runtime.block_on(run(config, args));
     runtime.shutdown_background();
     result
+}
+
+/// Opens the directory of an agent that has run before.
+fn used(path: &Path) -> Result<Directory, Failure> {
+    if Directory::is_used(path) {
+        return Directory::open(path);
+    }
+    Err(Failure::config(format!("{} is no agent's directory", path.display()))
+        .advise("name that of the agent with --directory, or its configuration with --config"))
+}
+
+/// Has the agent of a directory only watch, or act again.
+///
+/// # Errors
+/// The directory is not an agent's, or cannot be written.
+pub fn pause(path: &Path, paused: bool) -> Result<(), Failure> {
+    used(path)?.set_paused(paused)
+}
+
+/// Writes an order into a directory, for its agent.
+fn order(args: &NodeArgs, path: &Path) -> Result<(), Failure> {
+    let does = if args.keep {
+        used(path)?.set_rebuild_wanted(false)?;
+        "keeps the present data"
+    } else {
+        pause(path, args.pause)?;
+        if args.pause { "only watches: `kingpost node --resume` has it act again" } else { "acts" }
+    };
+    terminal::line(format_args!("the agent of {} {does}", path.display()));
+    Ok(())
+}
+
+/// The agent of a server that another part of the process has made and started. The server outlives it.
+pub struct LocalAgent {
+    agent: Agent,
+    _lock: DirectoryLock,
+}
+
+impl std::fmt::Debug for LocalAgent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalAgent").field("name", &self.agent.name).finish_non_exhaustive()
+    }
+}
+
+impl LocalAgent {
+    /// Takes the server over. The configuration has `[node]` with name, address and directory; the server's data are in `data` there.
+    ///
+    /// # Errors
+    /// The directory cannot be used, has no data, or has another agent.
+    pub async fn start(config: Config) -> Result<LocalAgent, Failure> {
+        let directory = Directory::open(&config.node.directory)?;
+        let Some(lock) = directory.lock()? else { return Err(directory.has_agent()) };
+        // Nobody listens at the other ends: there is no registry to write to, and no watchdog.
+        let ((entry, _), (_, listed)) = (watch::channel(None), watch::channel(Vec::new()));
+        let outlets =
+            Outlets { entry, listed, member: None, guarded: watch::channel(None).0, status: Arc::new(Report::new()) };
+        let mut agent = prepare(config, &NodeArgs::default(), directory, outlets)?;
+        agent.is_alone = false;
+        agent.remember_data().await?;
+        Ok(LocalAgent { agent, _lock: lock })
+    }
+
+    /// Runs the agent until the future is dropped.
+    ///
+    /// # Errors
+    /// The cluster's servers and relays cannot be asked.
+    pub async fn run(mut self) -> Result<(), Failure> {
+        self.agent.run().await
+    }
+}
+
+/// Writes the upstream of a standby into the files of its stopped server. `path`: the directory of its agent.
+///
+/// # Errors
+/// The files cannot be read or written.
+pub fn follow(path: &Path, conninfo: &str, slot: &str) -> Result<(), Failure> {
+    let directory = Directory::open(path)?;
+    directory.follow(&directory.data(), conninfo, slot)
 }
 
 /// Reads a text as control data, as the history of a timeline and as settings; returns the settings that a standby keeps.
@@ -344,6 +411,7 @@ fn prepare(config: Config, args: &NodeArgs, directory: Directory, outlets: Outle
         file: args.config.clone(),
         guarded: outlets.guarded,
         status: outlets.status,
+        is_alone: true,
         memory: Memory::default(),
     })
 }
