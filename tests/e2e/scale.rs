@@ -181,7 +181,7 @@ async fn replicas_come_and_go_with_the_load() {
     // No load: the younger one goes, after the last session on it: a proxied one, of a client that names itself to nobody.
     let session = proxy.connect().await;
     let begins = async || {
-        session.simple_query("BEGIN READ ONLY").await.unwrap();
+        session.simple_query("/* kingpost.route=replica */ BEGIN READ ONLY").await.unwrap();
         let port: i32 = session.query_one("SELECT inet_server_port()", &[]).await.unwrap().get(0);
         if port == i32::from(two.port.number()) {
             return Some(());
@@ -201,6 +201,7 @@ async fn replicas_come_and_go_with_the_load() {
     // Longer than a server without sessions is waited for.
     session.simple_query("SELECT pg_sleep(8)").await.unwrap();
     session.simple_query("COMMIT").await.unwrap();
+    drop(session);
     says("replica-2 is gone").await;
     assert_eq!(two.server(), None);
     assert_eq!(server().await, one.port.number());
