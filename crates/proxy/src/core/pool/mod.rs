@@ -269,7 +269,7 @@ const OTHER_ROLE: &str = "the configuration gives sessions of this database anot
 
 /// Number of idle connections that are searched for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
-/// Longest time that an idle connection stays open to a replica of weight 0.
+/// Longest time that an idle connection stays open to a server that gets no statements any more.
 const LEFT_IDLE: Duration = Duration::from_secs(1);
 /// Clients that a worker serves before it hands a connection to another worker that waits.
 pub(in crate::core) const KEEP: u32 = 16;
@@ -1260,10 +1260,10 @@ impl Core {
         self.effects.push(Effect::Close { token: server.token, last });
     }
 
-    /// Returns the longest time that an idle connection to a node stays open. Whoever drains a replica, which has no weight then, waits until its sessions
-    /// have ended.
+    /// Returns the longest time that an idle connection to a node stays open. Whoever drains a server waits until its sessions have ended: it is a replica
+    /// of weight 0 then, or is not among the nodes any more, which have no weight either.
     fn idle_timeout(&self, node: NodeId) -> Option<Duration> {
-        let is_left = self.view.node(node).is_some_and(|node| node.role == Role::Replica && node.weight == 0);
+        let is_left = self.view.node(node).is_none_or(|node| node.role != Role::Primary && node.weight == 0);
         let usual = self.settings.server_idle_timeout;
         if is_left { Some(usual.unwrap_or(LEFT_IDLE).min(LEFT_IDLE)) } else { usual }
     }
