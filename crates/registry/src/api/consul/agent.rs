@@ -239,7 +239,6 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let body: Value = call.request.json()?;
     call.same_namespace(&body)?;
     let mut read = wire::service(&body, wire::Form::Agent)?;
-    // A service without an address gets its agent's: here, the address of the client.
     // As at Consul: nobody can connect to it.
     if matches!(read.address.as_str(), "0.0.0.0" | "::" | "[::]") {
         return Err(ApiError::bad(format!(
@@ -247,6 +246,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
             read.address
         )));
     }
+    // A service without an address gets its agent's: here, the address of the client.
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
     let (id, others) = call.agent_identity(&host, &read.id)?;
