@@ -110,6 +110,9 @@ pub struct Walker {
     page_timeline: u32,
     last: Option<Lsn>,
     end: Option<Lsn>,
+    /// End of the last whole record without the padding after a segment switch, and `end` before that record.
+    own_end: Lsn,
+    end_before: Option<Lsn>,
     records: u64,
     dated: bool,
     /// None if they are not asked for.
@@ -155,6 +158,8 @@ impl Walker {
             page_timeline: 0,
             last: None,
             end: None,
+            own_end: start,
+            end_before: None,
             records: 0,
             dated: false,
             landmarks: None,
@@ -184,6 +189,13 @@ impl Walker {
     #[must_use]
     pub fn end(&self) -> Option<Lsn> {
         self.end
+    }
+
+    /// Returns [`Walker::end`] where the log holds no byte from `held` on, and the last page was filled with zeroes there: a record may be whole by
+    /// zeroes that never came, and no standby replays it. So its alignment counts, too; the padding after a segment switch as far as it is held.
+    #[must_use]
+    pub fn end_within(&self, held: Lsn) -> Option<Lsn> {
+        if self.own_end <= held { self.end.map(|end| end.min(held)) } else { self.end_before }
     }
 
     /// Returns the start of the last whole record.
@@ -261,6 +273,7 @@ impl Walker {
                         if let Some(landmarks) = &mut self.landmarks {
                             landmarks.extend(record.landmark(end));
                         }
+                        (self.own_end, self.end_before) = (end, self.end);
                         let size = self.identity.segment_size;
                         if switch && size.offset(end) != 0 {
                             self.end = Some(Lsn(size.start_of(end).0 + size.bytes()));

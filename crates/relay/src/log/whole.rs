@@ -23,7 +23,7 @@ pub(super) struct Walked {
 /// Result of a walk.
 enum Found {
     /// End of the last whole record. With the walk, if it can continue.
-    End(Lsn, Option<Walked>),
+    End(Lsn, Option<Box<Walked>>),
     /// No record ends in the walked part.
     Nothing,
 }
@@ -51,7 +51,7 @@ impl Log {
             (found, _) => found,
         };
         if let Found::End(whole, last) = found {
-            *walked = last;
+            *walked = last.map(|last| *last);
             return Ok(whole);
         }
         // Each time twice as far back, so that all of it is read twice at most.
@@ -60,7 +60,7 @@ impl Log {
             from = Lsn(from.0.saturating_sub(step)).max(oldest);
             step = step.saturating_mul(2);
             if let Found::End(whole, last) = self.walk_on(self.walk_from(timeline, from), &history, end)? {
-                *walked = last;
+                *walked = last.map(|last| *last);
                 return Ok(whole);
             }
         }
@@ -97,7 +97,7 @@ impl Log {
                 // The last page is taken again when more of it is there.
                 let mut last = walked.walker.clone();
                 let _ = last.page(&page);
-                whole = last.end();
+                whole = last.end_within(end);
                 break;
             }
             on = walked.walker.page(&page).is_ok();
@@ -105,7 +105,7 @@ impl Log {
         }
         Ok(match whole {
             // The padding behind a switch of segments counts only as far as it is held.
-            Some(whole) => Found::End(whole.min(end), on.then_some(walked)),
+            Some(whole) => Found::End(whole.min(end), on.then(|| Box::new(walked))),
             None => Found::Nothing,
         })
     }

@@ -293,9 +293,8 @@ impl Writer {
                     break;
                 }
             }
-            match walker.end() {
-                // The padding after a segment switch counts as held only as far as it was written.
-                Some(end) => return Ok(end.min(self.position)),
+            match walker.end_within(self.position) {
+                Some(end) => return Ok(end),
                 None if from > oldest => from = Lsn(from.0.saturating_sub(size.bytes())).max(oldest),
                 None => return Ok(from),
             }

@@ -33,6 +33,12 @@ impl Wal {
         count.checked_sub(1).map_or(self.start, |last| self.records[last].1)
     }
 
+    /// Returns the end of the last record that is whole in the bytes up to `at` with its alignment; the start if there is none.
+    pub(super) fn aligned_end_before(&self, at: Lsn) -> Lsn {
+        let count = self.whole.iter().take_while(|whole| whole.0.next_multiple_of(8) <= at.0).count();
+        count.checked_sub(1).map_or(self.start, |last| self.records[last].1)
+    }
+
     /// Returns the bytes from `from` up to `to`.
     pub(super) fn range(&self, from: Lsn, to: Lsn) -> &[u8] {
         &self.bytes[(from.0 - self.start.0) as usize..(to.0 - self.start.0) as usize]

@@ -16,7 +16,7 @@ fn grow(writer: &mut Writer, wal: &Wal, to: Lsn) {
 
 /// Returns the expected answer at `at`: the padding behind a switch of segments counts only as far as it is held.
 fn expected(wal: &Wal, at: Lsn) -> Lsn {
-    wal.end_before(at).min(at)
+    wal.aligned_end_before(at).min(at)
 }
 
 /// Queries come each second. A log that has not moved costs one page; otherwise only the new WAL is read.
@@ -73,6 +73,32 @@ fn in_a_long_record() {
     let before = pages(&log);
     assert_eq!(log.whole_records().unwrap(), expected(&wal, middle));
     assert!(pages(&log) - before <= 1);
+}
+
+/// A connection that is cut loses a record's last bytes, though the record is the same with the zeroes of a new file in their place.
+#[test]
+fn zeroes_that_never_came() {
+    let mut wal = wal([100, 200]);
+    let before = wal.at();
+    wal.record(1);
+    assert_eq!(wal.bytes.last(), Some(&0));
+    let end = wal.at();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, log) = open(dir.path()).unwrap();
+    for at in before.0 + 24..end.0 {
+        grow(&mut writer, &wal, Lsn(at));
+        assert_eq!(log.whole_records().unwrap(), before, "at {}", Lsn(at));
+    }
+    grow(&mut writer, &wal, end);
+    assert_eq!(log.whole_records().unwrap(), end);
+
+    // The new primary has not replayed it either, and goes on without it.
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, log) = open(dir.path()).unwrap();
+    grow(&mut writer, &wal, Lsn(before.0 + 24));
+    let history = format!("1\t{before}\tno recovery target specified\n");
+    writer.switch_timeline(Timeline(2), before, history.as_bytes()).unwrap();
+    assert_eq!(log.whole_records().unwrap(), before);
 }
 
 #[test]
