@@ -9,7 +9,6 @@ Costs are CPU time of the proxy and context switches of its threads, a statement
 """
 
 import os
-import resource
 import time
 from contextlib import ExitStack
 from statistics import median
@@ -18,6 +17,7 @@ from bench import counters, pgwire, plan
 from bench.cluster import DATABASE, USER, Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms, running
+from bench.process import raise_open_file_limit
 from bench.window import measure, save
 
 CLIENTS = (1, 4, 16, 64, 256, 1000, 3000)
@@ -29,6 +29,8 @@ TEXTS = (10, 100, 1000, 10_000, 50_000)
 SOME = 64
 # Idle clients from one address of loopback: fewer than it has ports.
 FROM_ONE_ADDRESS = 20_000
+# Open files of a proxy beside its idle clients.
+SPARE_FILES = 10_000
 # pgbench's loads whose cost is told by program: its script, and the statements of a transaction.
 PARTS = {"reads": ("-b select-only", 1), "TPC-B": ("-b tpcb-like", 7)}
 
@@ -37,7 +39,7 @@ def run(options, inventory, workspace, pg_bin, say, out):
     """Measures; writes and returns the table."""
     chosen = plan.chosen(inventory, ("kingpost", "pgbouncer"), options.targets or ["kingpost", "pgbouncer"])
     rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-scale", ""
-    idle = _file_limit(max(IDLE))
+    idle = raise_open_file_limit() - SPARE_FILES
     with Cluster(pg_bin, workspace, max(POOLS) + 2 * options.pool + 50) as cluster:
         cluster.load_pgbench(10, 300)
         for number in range(max(POOLS)):
@@ -78,18 +80,6 @@ def _idle(target, inventory, workspace, cluster, clients, options):
 def _parts(target, inventory, workspace, cluster, load, options):
     script, statements = PARTS[load]
     return _pgbench(target, inventory, workspace, cluster, SOME, options.workers, options, script, statements)
-
-
-def _file_limit(idle):
-    """Raises the limit of open files as far as it may be, which proxies inherit; returns how many idle clients there can be, at most `idle`."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = idle + 10_000
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(wanted, most), max(wanted, most)))
-        return idle
-    except (ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        return most - 10_000
 
 
 def _workers(target, inventory, workspace, cluster, workers, options):
