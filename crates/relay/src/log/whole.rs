@@ -78,7 +78,7 @@ impl Log {
         let mut page = [0; PAGE_BYTES];
         let mut held = None;
         let mut on = true;
-        let mut whole = walked.walker.end();
+        let mut whole = walked.walker.end_within(end);
         while on && walked.walker.at() < end {
             let at = walked.walker.at();
             let number = size.number(at);
@@ -101,11 +101,10 @@ impl Log {
                 break;
             }
             on = walked.walker.page(&page).is_ok();
-            whole = walked.walker.end();
+            whole = walked.walker.end_within(end);
         }
         Ok(match whole {
-            // The padding behind a switch of segments counts only as far as it is held.
-            Some(whole) => Found::End(whole.min(end), on.then(|| Box::new(walked))),
+            Some(whole) => Found::End(whole, on.then(|| Box::new(walked))),
             None => Found::Nothing,
         })
     }
