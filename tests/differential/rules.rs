@@ -101,7 +101,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "lost-server",
         what: "a client whose server shuts down, crashes or is not reached any more is not closed but hears 40001, 40003, or nothing; and which of its \
-               messages came first may be another one (a breach of the protocol during COPY, say)",
+               messages came first may be another one (a breach of the protocol during COPY, say); a Close during COPY is none",
         why: "it has done nothing wrong; in session mode it is closed, as directly. Where its own session is the reason (25P03, 25P04, 57P05 in session \
               mode, 08P01), it hears the server's FATAL and is closed",
         covers: lost_server,
@@ -381,6 +381,14 @@ fn lost_server(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
         && is_breach(other)
     {
         return Some(Verdict::Same);
+    }
+    // Where nothing else than that Close breaches the protocol, CopyFail ends the statement only.
+    if let Some(Reply::Error(other)) = proxied
+        && is_breach(fields)
+        && fields.get(b'M').contains("0x43")
+        && other.code() == "57014"
+    {
+        return Some(Verdict::Over);
     }
     let ended = fields.get(b'V') == "FATAL" && fields.code() == "08P01";
     (ended && !scene.config.session_mode).then_some(Verdict::Over)
@@ -786,6 +794,9 @@ mod tests {
         assert_eq!(covered(none, "one", breach("0x43"), breach("0x45")), "lost-server Same");
         assert_eq!(covered(none, "one", breach("0x43"), error("08P01", "invalid message")), "");
         assert_eq!(covered(none, "one", breach("0x43"), done()), "");
+        let failed = || error("57014", "COPY from stdin failed: the end");
+        assert_eq!(covered(none, "one", breach("0x43"), failed()), "lost-server Over");
+        assert_eq!(covered(none, "one", breach("0x45"), failed()), "");
         let ended = Reply::Error(Fields(vec![(b'V', "FATAL".into()), (b'C', "08P01".into())]));
         assert_eq!(covered(none, "one", ended.clone(), done()), "lost-server Over");
         assert_eq!(covered(none, "session", ended, done()), "");
