@@ -2,7 +2,9 @@
 
 use std::process::{Command, Output};
 
-use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, database, unique, user};
+use kingpost_tests::{
+    Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, SOON, ShowLogs, USER, database, unique, user, wait_until,
+};
 use toml::Table;
 
 use crate::common::only_kingpost;
@@ -356,4 +358,41 @@ async fn who_replicates_from_a_database_with_set_role_is_that_role() {
     // PostgreSQL checks the replication permission of the login user.
     let slot = format!("CREATE_REPLICATION_SLOT s{} TEMPORARY LOGICAL pgoutput", unique());
     say("ben", "roles", "", &slot).await.expect("a slot");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_replicates_waits_for_a_primary_as_others_do() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(0).await;
+    let _logs = ShowLogs(cluster.dir());
+    let patient = proxy(&cluster).await;
+    let hasty = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.pool.no_primary_timeout", "100ms")
+        .add("proxy.users", streamer())
+        .start()
+        .await;
+    let shows = async |kingpost: &Kingpost, metric: &str, expected: f64| {
+        let what = format!("{metric} to be {expected}");
+        wait_until(&what, SOON, cluster.dir(), async || {
+            (kingpost.metrics().await.sum(metric, &[]) == expected).then_some(())
+        })
+        .await;
+    };
+    cluster.primary().kill9().await;
+    for kingpost in [&patient, &hasty] {
+        shows(kingpost, "kingpost_topology_primary_known", 0.0).await;
+    }
+    let port_by = async |kingpost| psql(kingpost, (STREAMER, PASSWORD), DATABASE, "", "SHOW port").await;
+    let error = port_by(&hasty).await.unwrap_err();
+    assert!(error.contains("no primary") && error.contains("no_primary_timeout"), "{error}");
+    let comes = async {
+        shows(&patient, "kingpost_clients_waiting", 1.0).await;
+        cluster.primary().start().await;
+    };
+    let (port, ()) = tokio::join!(port_by(&patient), comes);
+    assert_eq!(port.unwrap(), cluster.primary().port().to_string());
+    shows(&patient, "kingpost_clients_waiting", 0.0).await;
 }

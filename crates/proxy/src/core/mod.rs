@@ -124,6 +124,8 @@ pub struct Core {
     pending_notifications: PendingNotifications,
     observing: Observing,
     pre_auth: PreAuthConnections,
+    /// Replication clients that wait for a primary, oldest first; no more than there are clients.
+    awaiting_primary: VecDeque<Token>,
     traffic_admission: TrafficAdmission,
     journal: Journal,
     leavers: Leavers,
@@ -167,6 +169,7 @@ impl Core {
             params: Interned::new(shared.registry.clone()),
             commits: Commits::new(&shared.topology),
             pre_auth: PreAuthConnections::new(now),
+            awaiting_primary: VecDeque::new(),
             traffic_admission: TrafficAdmission::default(),
             journal: Journal::new(now),
             leavers: Leavers::default(),
@@ -458,6 +461,7 @@ impl Core {
     /// Enforces time limits and does other periodic work. The driver calls this a few times a second.
     pub fn tick(&mut self) {
         self.expire_logins();
+        self.expire_awaiting_primary();
         self.watch_relays();
         self.expire_servers();
         self.fill_pools();

@@ -440,6 +440,7 @@ impl Core {
         let p = self.clients[c].pool;
         let Some(pool) = self.pools.get_mut(p) else { return };
         pool.clients -= 1;
+        pool.tunnels -= usize::from(self.clients[c].asks_to_replicate());
         pool.note_use(self.now);
     }
 
@@ -719,7 +720,7 @@ impl Core {
         seated
     }
 
-    fn stop_waiting(&mut self, c: usize) {
+    pub(in crate::core) fn stop_waiting(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if std::mem::take(&mut client.waiting) {
             let waited = self.now.saturating_duration_since(client.since).as_micros() as u64;
@@ -1349,6 +1350,7 @@ impl Core {
         }
         let demoted = old.primary.or(self.last_primary).filter(|&n| self.view.primary.is_some_and(|now| now != n));
         self.last_primary = self.view.primary.or(self.last_primary);
+        self.primary_found();
         let mut idle = Vec::new();
         let mut busy = Vec::new();
         for (_, server) in &self.servers {

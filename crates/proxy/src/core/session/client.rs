@@ -474,6 +474,11 @@ impl Client {
         matches!(self.phase, Phase::Startup { refused: 0, .. })
     }
 
+    /// True if the client logs in for replication, and has no server connection yet.
+    pub(in crate::core) fn asks_to_replicate(&self) -> bool {
+        matches!(&self.phase, Phase::Login(login) if login.tunnel.is_some())
+    }
+
     /// Returns the transaction status that `ReadyForQuery` shows while the client has no server connection.
     pub(in crate::core) fn status(&self) -> Status {
         match self.aborted {

@@ -1,17 +1,18 @@
 //! Replication connections: `replication=true` or `replication=database` in the startup packet.
 //!
 //! Such a client gets a server connection of its own, in no pool and under no pool's limit. Its startup parameters go to the server as they are.
-//! After both logins, bytes are passed on unread in both directions.
+//! While there is no primary it waits for one, as other clients do. After both logins, bytes are passed on unread in both directions.
 
 use topology::NodeId;
 use wire::{Sqlstate, message};
 
 use super::client::{At, LookedUp, Phase};
 use super::login::begins_as_role;
+use super::overdue::{Awaited, Overdue};
 use crate::core::memory::Kind;
 use crate::core::pool::{Pool, PoolKey};
 use crate::core::server::Server;
-use crate::core::{Core, Effect};
+use crate::core::{Core, Effect, over};
 
 /// The startup parameter by which a client names the node; the primary without it.
 pub(super) const NODE: &str = "kingpost.node";
@@ -106,34 +107,98 @@ impl Core {
                 return self.database_is_disabled(c, &key.database);
             }
         }
-        let Some(node) = self.replicates_from(&tunnel) else {
-            let text = match &tunnel.node {
-                Some(name) => format!("{NODE}: no node is called {name:?}, or it can't be reached"),
-                None => "there is no primary to replicate from".into(),
-            };
+        let node = self.replicates_from(&tunnel);
+        if let (None, Some(name)) = (node, &tunnel.node) {
+            let text = format!("{NODE}: no node is called {name:?}, or it can't be reached");
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
-        };
+        }
         self.room_for_pool(key);
         if let Err(text) = self.enter(c, key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
         let p = self.pool(key);
-        let index = self.servers.vacant_key();
-        let token = self.token(Kind::Server, index);
-        let mut server = Server::new(token, p, node, self.params.none().clone(), self.now);
-        server.client = Some(c);
-        server.tunnel = Some(Box::new(tunnel));
-        self.servers.insert(server);
         let looked_up = self.clients[c].looked_up != LookedUp::No;
         let pool = &mut self.pools[p];
         pool.clients += 1;
         pool.tunnels += 1;
         pool.looked_up |= looked_up;
+        self.clients[c].pool = p;
+        match node {
+            Some(node) => self.open_tunnel(c, node, Box::new(tunnel)),
+            None => self.awaits_primary(c, Box::new(tunnel)),
+        }
+    }
+
+    /// Has a client that wants to replicate wait for a primary.
+    fn awaits_primary(&mut self, c: usize, tunnel: Box<Tunnel>) {
+        let client = &mut self.clients[c];
+        if let Phase::Login(login) = &mut client.phase {
+            login.tunnel = Some(tunnel);
+        }
+        client.since = self.now;
+        client.waiting = true;
+        self.metrics.clients_waiting.add(1);
+        self.awaiting_primary.push_back(client.token);
+        if self.awaiting_primary.len() > self.clients.len() {
+            // Some have left.
+            let clients = &self.clients;
+            self.awaiting_primary
+                .retain(|&waits| clients.get(waits.index()).is_some_and(|client| client.token == waits));
+        }
+    }
+
+    /// Connects the clients that have waited for a primary, if there is one now.
+    pub(in crate::core) fn primary_found(&mut self) {
+        let Some(node) = self.view.primary else { return };
+        for token in std::mem::take(&mut self.awaiting_primary) {
+            if !self.is_client(token) {
+                continue;
+            }
+            let c = token.index();
+            self.stop_waiting(c);
+            if let Phase::Login(login) = &mut self.clients[c].phase
+                && let Some(tunnel) = login.tunnel.take()
+            {
+                self.open_tunnel(c, node, tunnel);
+            }
+        }
+    }
+
+    /// Refuses clients that have waited for a primary for too long.
+    pub(in crate::core) fn expire_awaiting_primary(&mut self) {
+        let limit = self.settings.no_primary_timeout;
+        while let Some(&token) = self.awaiting_primary.front() {
+            if !self.is_client(token) {
+                self.awaiting_primary.pop_front();
+                continue;
+            }
+            let c = token.index();
+            if !over(self.clients[c].since, limit, self.now) {
+                return;
+            }
+            self.awaiting_primary.pop_front();
+            self.stop_waiting(c);
+            self.metrics.wait_timeouts.add(1);
+            let key = self.pools[self.clients[c].pool].key.clone();
+            let (awaited, database, user) = (Awaited::Primary, &*key.database, &*key.user);
+            let (code, text) = Overdue { awaited, limit, database, user, attempt: None }.error();
+            self.fail_login(c, code, &text);
+        }
+    }
+
+    /// Connects a client that wants to replicate to a node.
+    fn open_tunnel(&mut self, c: usize, node: NodeId, tunnel: Box<Tunnel>) {
+        let p = self.clients[c].pool;
+        let index = self.servers.vacant_key();
+        let token = self.token(Kind::Server, index);
+        let mut server = Server::new(token, p, node, self.params.none().clone(), self.now);
+        server.client = Some(c);
+        server.tunnel = Some(tunnel);
+        self.servers.insert(server);
+        let pool = &mut self.pools[p];
         pool.servers += 1;
         self.metrics.servers.add(1);
-        let client = &mut self.clients[c];
-        client.pool = p;
-        client.at = At::Server(index as u32);
+        self.clients[c].at = At::Server(index as u32);
         match self.address(node) {
             Some(address) => self.effects.push(Effect::Connect { token, address }),
             None => self.tunnel_lost(index, "the node is no longer known"),
