@@ -11,8 +11,9 @@ ARGS ?=
 # How long each parser is fuzzed, in seconds.
 FUZZ_SECONDS ?= 60
 KINGPOST := target/release/kingpost
-# What `make up` runs: built in a fraction of the time, and slower.
+# What `make up` runs: built in a fraction of the time, and slower. Without ARGS a new cluster shows the loss of its primary.
 UP := target/up/kingpost
+UP_ARGS = $(or $(ARGS),$(if $(wildcard $(or $(KINGPOST_DIR),.kingpost)),,--tour=loss))
 # What tests run: built with the features of the whole workspace, as by `make test`, since another set compiles half of it once more.
 BUILD_TO_TEST := cargo build --locked --workspace --bins
 
@@ -26,10 +27,10 @@ build: ## Build the binary: target/release/kingpost, and kingpost-pam and kingpo
 	cargo build --locked --release -p kingpost -p kingpost-pam -p kingpost-gss
 
 .PHONY: up
-up: ## Start a local cluster behind one address; Ctrl-C stops it
+up: ## Start a local cluster behind one address; a new one loses its primary first, and gets it back. Ctrl-C stops it
 	@scripts/setup up
 	@scripts/build-quickly
-	@exec $(UP) up $(ARGS)
+	@exec $(UP) up $(UP_ARGS)
 
 .PHONY: down
 down: ## Stop the local cluster, also one that was left behind

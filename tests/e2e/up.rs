@@ -128,9 +128,12 @@ async fn agents_bring_a_former_primary_and_a_killed_server_back() {
         return;
     }
     let up = Up::start(&["--replicas", "1", "--durability", "relay", "--tour"]).await;
-    for shown in
-        ["tour: the restored server has the table", "tour: node2 takes writes", "tour: node1 is a standby of node2"]
-    {
+    for shown in [
+        "tour: the restored server has the table",
+        "tour: node2 takes writes",
+        "tour: node1 is a standby of node2",
+        "tour: kingpost switchover --to node1: it is the primary again",
+    ] {
         assert!(up.said.iter().any(|line| line.contains(shown)), "{shown}: {:?}", up.said);
     }
     let (cluster, registry) = (up.dir.clone(), up.registry);
@@ -147,14 +150,14 @@ async fn agents_bring_a_former_primary_and_a_killed_server_back() {
         })
         .await;
     };
-    shows("the nodes in the registry", ["replica", "primary"]).await;
+    shows("the nodes in the registry", ["primary", "replica"]).await;
     let endpoint = Endpoint::new(up.proxy, &cluster);
     let mut config = endpoint.config();
     config.user("postgres").dbname("postgres");
     let client = endpoint.connect_as(&config).await;
     client.batch_execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)").await.unwrap();
 
-    // The former primary is a replica like any other: it has new rows, and reads are sent to it.
+    // The server that was the primary meanwhile is a replica like any other: it has new rows, and reads are sent to it.
     client.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
     let read = async {
         while value(
@@ -169,7 +172,7 @@ async fn agents_bring_a_former_primary_and_a_killed_server_back() {
 
     // A killed server is started again by its agent, and is what it was.
     let pid = || {
-        let file = std::fs::read_to_string(cluster.join("nodes/node2/data/postmaster.pid")).unwrap_or_default();
+        let file = std::fs::read_to_string(cluster.join("nodes/node1/data/postmaster.pid")).unwrap_or_default();
         file.lines().next().and_then(|pid| pid.parse::<u32>().ok())
     };
     let killed = pid();
@@ -180,7 +183,7 @@ async fn agents_bring_a_former_primary_and_a_killed_server_back() {
         client.batch_execute("INSERT INTO t VALUES (4)").await.ok()
     };
     wait_until("a write", LONG, &cluster, writes).await;
-    shows("the same roles", ["replica", "primary"]).await;
+    shows("the same roles", ["primary", "replica"]).await;
     up.end().await;
 }
 

@@ -21,6 +21,10 @@ def is_up(world: World) -> bool:
     return "self-check" in world.said() and world.answers("psql -h 127.0.0.1 -p 6432 -U postgres postgres -Atc 'select 1'", "1")
 
 
+def has_shown_the_loss(world: World) -> bool:
+    return "is a standby of" in world.said() and "it is the primary again" in world.said() and is_up(world)
+
+
 PSQL = "psql -h 127.0.0.1 -p 6432 -U postgres postgres -At -v ON_ERROR_STOP=1"
 CONSOLE = "psql -h 127.0.0.1 -p 6432 -U postgres kingpost -At -v ON_ERROR_STOP=1"
 

@@ -43,9 +43,9 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub console_listen: Option<String>,
     /// Shows once the way back in time (a backup while a client writes, a dropped table, a restore of the moment before), and the loss and return of the
-    /// primary
-    #[arg(long)]
-    pub tour: bool,
+    /// primary; or that loss alone
+    #[arg(long, value_enum, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub tour: Option<Tour>,
     /// Start, check, print, stop
     #[arg(long)]
     pub once: bool,
@@ -87,4 +87,13 @@ pub enum Durability {
     Local,
     /// On the relay, too
     Relay,
+}
+
+/// Part of the tour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Tour {
+    /// The way back in time, and the loss of the primary
+    All,
+    /// The loss of the primary
+    Loss,
 }

@@ -8,10 +8,10 @@ use tokio::process::{Child, Command};
 
 use super::stop::Stop;
 use process::Failure;
+use process::server::tool;
 pub(super) use process::server::{
-    Account, Identity, PID_FILES, end_server, free_space, kill_server, log_file, quit_server, server, tail,
+    Account, Identity, PID_FILES, end_server, free_space, kill_server, log_file, quit_server, run_tool, server, tail,
 };
-use process::server::{run_tool, tool};
 
 /// Longest time from the start of a server to an answer, recovery included.
 const START_LIMIT: Duration = Duration::from_secs(300);

@@ -30,8 +30,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use args::Durability;
 pub use args::{DownArgs, StatusArgs, UpArgs};
+use args::{Durability, Tour};
 use children::{Identity, Launcher};
 use cluster::Cluster;
 use daemon::{Registry, Running, end};
@@ -69,8 +69,9 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         let what = "commits cannot be durable on a relay where there is none";
         return Err(Failure::config(what).advise("give only one of --durability relay and --no-relay"));
     }
-    if args.no_relay && args.tour {
-        return Err(Failure::config("the tour needs the relay, which archives").advise("leave out --no-relay"));
+    if args.no_relay && args.tour.is_some() {
+        let what = "the tour needs the relay, which archives, and from which a lost primary is replaced";
+        return Err(Failure::config(what).advise("give only one of --tour and --no-relay"));
     }
     let directory = Directory::create(&args.dir.dir)?;
     let Some(_lock) = directory.try_lock()? else {
@@ -95,8 +96,8 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     };
     let places = Places { metrics, registry, console, token };
     if engine != Engine::Postgresql {
-        if args.tour {
-            return Err(Failure::config("backups are of PostgreSQL: leave out --tour"));
+        if args.tour.is_some() {
+            return Err(Failure::config("the tour is of PostgreSQL's servers: leave out --tour"));
         }
         return binlog::start(args, engine, &directory, places, &mut record, &stop).await;
     }
@@ -114,10 +115,11 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
     let step = |text: &str| terminal::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
-    let result = match cluster.start(args.replicas, (!args.no_relay).then_some(args.tour), &step).await {
-        Ok(()) => serve(args, &directory, &cluster, places, &mut record, &stop, &step).await,
-        Err(failure) => Err(failure),
-    };
+    let result =
+        match cluster.start(args.replicas, (!args.no_relay).then_some(args.tour == Some(Tour::All)), &step).await {
+            Ok(()) => serve(args, &directory, &cluster, places, &mut record, &stop, &step).await,
+            Err(failure) => Err(failure),
+        };
     if !args.once || result.is_err() {
         terminal::line("stopping");
     }
@@ -203,9 +205,9 @@ async fn serve(
         let (whole, _) = config::load(&path)?.accept(&path)?;
         let agents = try_join_all(cluster.agents(&whole).into_iter().map(LocalAgent::start)).await?;
         let work = async {
-            if args.tour {
+            if let Some(part) = args.tour {
                 tokio::select! {
-                    shown = tour(&running, cluster, (&path, &record.registry), step) => shown?,
+                    shown = tour(part, &running, cluster, (&path, &record.registry), step) => shown?,
                     failure = stop.failure() => return Err(failure),
                 }
             }
@@ -273,10 +275,16 @@ fn proxy_address(running: &Running) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| Failure::runtime(format!("the proxy listens on no TCP address: {}", addresses.join(", "))))
 }
 
-/// Shows the way back in time, and the loss of the primary. `places`: the configuration's file, and the address of the registry.
-async fn tour(running: &Running, cluster: &Cluster, places: (&Path, &str), step: &dyn Fn(&str)) -> Result<(), Failure> {
+/// Runs the tour. `places`: the configuration's file, and the address of the registry.
+async fn tour(
+    part: Tour,
+    running: &Running,
+    cluster: &Cluster,
+    places: (&Path, &str),
+    step: &dyn Fn(&str),
+) -> Result<(), Failure> {
     let address = proxy_address(running)?;
-    tour::run(cluster, (&address.ip().to_string(), address.port()), places, step).await
+    tour::run(part, cluster, (&address.ip().to_string(), address.port()), places, step).await
 }
 
 fn announce(record: &UpState, directory: &Directory) {

@@ -1,5 +1,5 @@
 //! The tour of `kingpost up --tour`: a backup while a client writes, a dropped table, and a restore of the moment before; then the loss of the
-//! primary's host: `kingpost watch` replaces the primary, and its agent brings it back as a standby.
+//! primary's host: `kingpost watch` replaces the primary, its agent brings it back as a standby, and `kingpost switchover` makes it the primary again.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
 
-use super::children::{kill_server, log_file};
+use super::args::Tour as Part;
+use super::children::{kill_server, log_file, run_tool};
 use super::cluster::{Cluster, own_directory};
 use super::postgres::{self, Server};
 use super::relay::LocalRelay;
@@ -36,18 +37,19 @@ pub(super) fn archive(cluster: &Cluster) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Runs the tour. `proxy`: host and port of the cluster's proxy. `places`: the file with its configuration, and the address of its registry.
+/// Runs a part of the tour. `proxy`: host and port of the cluster's proxy. `places`: the file with its configuration, and the address of its registry.
 pub(super) async fn run(
+    part: Part,
     cluster: &Cluster,
     proxy: (&str, u16),
     places: (&Path, &str),
     step: &dyn Fn(&str),
 ) -> Result<(), Failure> {
     let Some(relay) = cluster.relay.clone() else {
-        return Err(Failure::config("there is no relay, and with it no archive: leave out --no-relay"));
+        return Err(Failure::config("the tour needs the relay: leave out --no-relay"));
     };
-    let tour = Tour { cluster, relay, proxy, places, program: program(cluster)?, config: write_config(cluster)? };
-    match tokio::time::timeout(LIMIT, tour.walk(step)).await {
+    let tour = Tour { cluster, relay, proxy, places };
+    match tokio::time::timeout(LIMIT, tour.walk(part, step)).await {
         Ok(walked) => walked,
         Err(_) => Err(Failure::runtime(format!("the tour took longer than {} s", LIMIT.as_secs()))),
     }
@@ -59,20 +61,30 @@ struct Tour<'a> {
     proxy: (&'a str, u16),
     /// The file with the cluster's configuration, and the address of its registry.
     places: (&'a Path, &'a str),
-    /// Path of this program, where the servers' user can run it.
-    program: PathBuf,
-    /// Configuration for backup and restore.
-    config: PathBuf,
 }
 
 impl Tour<'_> {
-    async fn walk(&self, step: &dyn Fn(&str)) -> Result<(), Failure> {
+    async fn walk(&self, part: Part, step: &dyn Fn(&str)) -> Result<(), Failure> {
         self.ask("DROP SCHEMA IF EXISTS kingpost_tour CASCADE").await?;
         self.ask("CREATE SCHEMA kingpost_tour").await?;
+        if part == Part::All {
+            self.go_back(step).await?;
+        }
+        match &self.cluster.servers[..] {
+            [primary, _, ..] => self.lose(primary, step).await?,
+            _ => step("tour: no replica could take over, so the primary is not killed"),
+        }
+        self.ask("DROP SCHEMA kingpost_tour CASCADE").await.map(drop)
+    }
+
+    /// Takes a backup while a client writes, drops a table, and restores the moment before on a server of its own.
+    async fn go_back(&self, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        let commands =
+            Commands { cluster: self.cluster, program: program(self.cluster)?, config: write_config(self.cluster)? };
         self.ask("CREATE TABLE kingpost_tour.orders AS SELECT generate_series(1, 1000) AS id").await?;
         step("tour: kingpost backup, while a client writes");
         let load = Load::start(self.proxy);
-        let taken = self.kingpost("backup", &["--label", "tour"]).await;
+        let taken = commands.run("backup", &["--label", "tour"]).await;
         let written = load.end().await;
         taken?;
         let before = self
@@ -91,7 +103,7 @@ impl Tour<'_> {
         postgres::remove_dir(&data)?;
         let begun = Instant::now();
         let to = data.display().to_string();
-        self.kingpost("restore", &["--at", moment, "--to", &to]).await?;
+        commands.run("restore", &["--at", moment, "--to", &to]).await?;
         let mut server = Server::new(RESTORED, data.clone(), 0, &self.cluster.launcher.logs);
         let read = self.read(&mut server).await;
         server.stop(&self.cluster.installation, &self.cluster.launcher).await;
@@ -104,19 +116,16 @@ impl Tour<'_> {
             "tour: the restored server has the table, with {found} rows, after {:.1} s; it is stopped, and its data are removed",
             begun.elapsed().as_secs_f32()
         ));
-        match &self.cluster.servers[..] {
-            [primary, _, ..] => self.lose(primary, step).await?,
-            _ => step("tour: no replica could take over, so the primary is not killed"),
-        }
-        self.ask("DROP SCHEMA kingpost_tour CASCADE").await.map(drop)
+        Ok(())
     }
 
-    /// Kills the primary while its agent is paused, as if its host were lost, and waits until it is a standby of the server that takes its place.
+    /// Kills the primary while its agent is paused, as if its host were lost; waits until it is a standby of the server that takes its place, and makes
+    /// it the primary again.
     async fn lose(&self, primary: &Server, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let name = &primary.name;
         self.ask("CREATE TABLE kingpost_tour.kept (port int)").await?;
         let written = self.ask("SELECT pg_current_wal_insert_lsn()").await?;
-        self.archived(written.first().map_or("", String::as_str)).await?;
+        self.kept(written.first().map_or("", String::as_str)).await?;
         let mut watch = self.watch()?;
         let output = watch.stdout.take().ok_or_else(|| Failure::runtime("kingpost watch has no output"))?;
         let mut lines = BufReader::new(output).lines();
@@ -137,18 +146,28 @@ impl Tour<'_> {
         within("the former primary to follow", self.follows(primary.port)).await?;
         let seconds = begun.elapsed().as_secs_f32();
         step(&format!("tour: {name} is a standby of {server}, {seconds:.1} s later, with what was written meanwhile"));
+        self.switch_over(name).await?;
+        within("the present standby to follow", self.follows(port)).await?;
+        step(&format!("tour: kingpost switchover --to {name}: it is the primary again, and {server} a standby"));
         drop(watch);
         reading.abort();
         Ok(())
     }
 
+    /// Makes a server the primary by `kingpost switchover`.
+    async fn switch_over(&self, name: &str) -> Result<(), Failure> {
+        let log = self.cluster.launcher.logs.join("tour-switchover.log");
+        let mut switch = own_program()?;
+        switch.arg("switchover").arg("--config").arg(self.places.0).args(["--to", name]).stdin(Stdio::null());
+        let stopped = self.cluster.launcher.stop.failure();
+        run_tool("kingpost switchover", switch, (&log, &self.cluster.state.data), COMMAND, stopped).await
+    }
+
     /// Starts `kingpost watch`, which replaces a lost primary under a lock in the registry.
     fn watch(&self) -> Result<tokio::process::Child, Failure> {
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::environment(format!("cannot find this program's path: {error}")))?;
         let (file, registry) = self.places;
         let (_, errors) = log_file(&self.cluster.launcher.logs.join("tour-watch.log"), true)?;
-        let mut watch = Command::new(program);
+        let mut watch = own_program()?;
         watch.arg("watch").arg("--config").arg(file).args(["--registry", &format!("http://{registry}")]);
         watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).kill_on_drop(true);
         watch.spawn().map_err(|error| Failure::runtime(format!("cannot start kingpost watch: {error}")))
@@ -176,13 +195,6 @@ impl Tour<'_> {
         }
     }
 
-    /// Runs `kingpost COMMAND` as the servers' user.
-    async fn kingpost(&self, command: &str, args: &[&str]) -> Result<(), Failure> {
-        let mut run = self.cluster.launcher.command(&self.program);
-        run.arg(command).arg("--config").arg(&self.config).args(args);
-        self.cluster.launcher.run(&format!("tour-{command}"), run, COMMAND).await
-    }
-
     /// Runs a statement through the proxy, and returns the first row.
     async fn ask(&self, sql: &str) -> Result<Vec<String>, Failure> {
         let rows = postgres::query_at(self.proxy.0, self.proxy.1, sql, COMMAND).await;
@@ -193,10 +205,20 @@ impl Tour<'_> {
         Ok(rows.first().map(text).unwrap_or_default())
     }
 
+    /// Waits until the relay has the WAL up to a position.
+    async fn kept(&self, position: &str) -> Result<(), Failure> {
+        let at = lsn(position)?;
+        let flushed = async {
+            while self.relay.relay().status().log.is_none_or(|log| log.flushed.0 < at) {
+                tokio::time::sleep(PACE).await;
+            }
+        };
+        within("the relay to have what was written", flushed).await
+    }
+
     /// Waits until the archive has the WAL up to a position.
     async fn archived(&self, position: &str) -> Result<(), Failure> {
-        let at = postgres::parse_lsn(position)
-            .ok_or_else(|| Failure::runtime(format!("the server gave {position:?} as its position")))?;
+        let at = lsn(position)?;
         let waiting = Instant::now();
         loop {
             let status = self.relay.relay().status();
@@ -232,6 +254,34 @@ impl Tour<'_> {
         let rows = postgres::query(server.port, "SELECT count(*) FROM kingpost_tour.orders").await.map_err(failed)?;
         Ok(rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned())
     }
+}
+
+/// `kingpost backup` and `restore`, as the servers' user.
+struct Commands<'a> {
+    cluster: &'a Cluster,
+    /// Path of this program, where the servers' user can run it.
+    program: PathBuf,
+    config: PathBuf,
+}
+
+impl Commands<'_> {
+    async fn run(&self, command: &str, args: &[&str]) -> Result<(), Failure> {
+        let mut run = self.cluster.launcher.command(&self.program);
+        run.arg(command).arg("--config").arg(&self.config).args(args);
+        self.cluster.launcher.run(&format!("tour-{command}"), run, COMMAND).await
+    }
+}
+
+fn lsn(position: &str) -> Result<u64, Failure> {
+    postgres::parse_lsn(position)
+        .ok_or_else(|| Failure::runtime(format!("the server gave {position:?} as its position")))
+}
+
+/// Makes a command of this program.
+fn own_program() -> Result<Command, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::environment(format!("cannot find this program's path: {error}")))?;
+    Ok(Command::new(program))
 }
 
 /// Waits for something, within a limit.
@@ -312,8 +362,7 @@ impl Load {
 
 /// Returns the path of this program, or of a copy of it where the servers' user cannot reach it.
 fn program(cluster: &Cluster) -> Result<PathBuf, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::environment(format!("cannot find this program's path: {error}")))?;
+    let program = PathBuf::from(own_program()?.as_std().get_program());
     let reachable =
         |account: &super::children::Account| program.parent().is_none_or(|parent| account.can_enter(parent));
     if cluster.launcher.account.as_ref().is_none_or(reachable) {
