@@ -1,12 +1,14 @@
 //! `kingpost watch`: it gives advice, or acts under a lock in etcd or in the registry.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{
     Cluster, Cut, ETCD_PASSWORD, ETCD_USER, Etcd, Failover, Link, Port, RegistryNode, SOON, ShowLogs, http_get,
-    wait_until,
+    kingpost_bin, wait_until, within,
 };
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
@@ -48,6 +50,28 @@ async fn says_that_the_primary_is_lost_and_changes_nothing() {
     assert!(text.contains("kingpost_watch_failovers_total 0"), "{text}");
     failover.succeed(&["failover"]).await;
     says(cluster, &log, "n1 is the primary").await;
+}
+
+/// As the watcher of `kingpost up --tour`, after a kill -9 of `up`.
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_with_the_process_that_it_was_started_for() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(0).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let script = "\"$0\" watch --config \"$1\" --with-process $$ & echo $!; wait";
+    let mut parent = tokio::process::Command::new("sh");
+    parent.args(["-c", script]).arg(kingpost_bin()).arg(Failover::of(&cluster, &[]).write()).kill_on_drop(true);
+    let mut parent = parent.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+    let pid: u32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
+    let watches = async { while !lines.next_line().await.unwrap().unwrap().contains("n0") {} };
+    within("a word of the watcher", SOON, cluster.dir(), watches).await;
+    parent.kill().await.unwrap();
+    let program = format!("/proc/{pid}/exe");
+    let ended = async || std::fs::read_link(&program).is_err().then_some(());
+    wait_until("the watcher to end with its parent", SOON, cluster.dir(), ended).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -95,8 +95,17 @@ impl Failover {
         Failover { path: cluster.dir().join(format!("failover-{}.toml", unique())), ..self }
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    /// Writes the configuration; returns its file.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self) -> PathBuf {
         std::fs::write(&self.path, toml::to_string(&self.config).expect("a configuration")).expect("write it");
+        self.path.clone()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        self.write();
         let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
         kingpost.args(arguments).arg("--config").arg(&self.path);
         kingpost

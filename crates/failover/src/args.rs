@@ -75,6 +75,9 @@ pub struct WatchArgs {
     /// Address of /metrics, /healthz and /readyz; none if not given
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<String>,
+    /// Ends with its parent, the process of this id: for `kingpost up --tour`
+    #[arg(long, value_name = "PID", hide = true)]
+    pub with_process: Option<u32>,
     #[command(flatten)]
     pub stop: StopAt,
 }

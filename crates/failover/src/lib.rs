@@ -103,6 +103,9 @@ pub fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Failure> 
 
 /// Detects the loss of the primary, and reports it or replaces the primary.
 pub fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
+    if let Some(parent) = args.with_process {
+        process::server::end_with_parent(parent)?;
+    }
     let config = read(&args.config, log)?;
     if let Some(dialect) = config.failover.engine.dialect() {
         return binlog_servers::watch(config, dialect, args);

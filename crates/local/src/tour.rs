@@ -169,6 +169,7 @@ impl Tour<'_> {
         let (_, errors) = log_file(&self.cluster.launcher.logs.join("tour-watch.log"), true)?;
         let mut watch = own_program()?;
         watch.arg("watch").arg("--config").arg(file).args(["--registry", &format!("http://{registry}")]);
+        watch.args(["--with-process", &std::process::id().to_string()]);
         watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).kill_on_drop(true);
         watch.spawn().map_err(|error| Failure::runtime(format!("cannot start kingpost watch: {error}")))
     }

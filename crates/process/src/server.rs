@@ -189,6 +189,20 @@ pub fn tool(program: &Path, cwd: &Path, account: Option<&Account>) -> Command {
     command
 }
 
+/// Has the kernel kill this process when its parent ends.
+///
+/// # Errors
+/// The kernel refuses, or the parent, the process `parent`, has ended already.
+pub fn end_with_parent(parent: u32) -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failure::environment(format!("cannot end with the process {parent}: {error}")))?;
+    let present = rustix::process::getppid().and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
+    match present == Some(parent) {
+        true => Ok(()),
+        false => Err(Failure::environment(format!("the parent process {parent} has ended"))),
+    }
+}
+
 /// Runs a tool to its end, with its output in `log`, whose end is in the failure. `name`: the tool in messages; `space`: a path on the file system
 /// that it writes to.
 ///
