@@ -18,6 +18,12 @@ pub(crate) struct Agent {
     pub(crate) dir: PathBuf,
     pub(crate) config: Option<PathBuf>,
     pub(crate) environment: Vec<(&'static str, String)>,
+    /// Address without the port.
+    pub(crate) host: String,
+    /// A process in the network namespace of agent and server; None for that of the tests.
+    pub(crate) namespace: Option<u32>,
+    /// Directory of the server's Unix socket, over which the tests reach it in another namespace.
+    pub(crate) socket: Option<PathBuf>,
     pub(crate) process: Option<Process>,
     /// Length of the log when the process was started.
     begun: usize,
@@ -40,6 +46,9 @@ impl Agent {
             dir: new_dir(name),
             config: None,
             environment: Vec::new(),
+            host: "127.0.0.1".into(),
+            namespace: None,
+            socket: None,
             process: None,
             begun: 0,
         }
@@ -51,6 +60,12 @@ impl Agent {
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut agent = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        if let Some(process) = self.namespace {
+            let mut inside = Command::new("nsenter");
+            inside.args(["--net", "--target", &process.to_string(), "--"]).arg(agent.get_program());
+            inside.args(agent.get_args());
+            agent = inside;
+        }
         agent.arg("node").args(arguments).args(["--name", self.name, "--address", &self.address()]);
         agent.arg("--directory").arg(self.directory());
         if let Some(config) = &self.config {
@@ -76,7 +91,7 @@ impl Agent {
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port.number())
+        format!("{}:{}", self.host, self.port.number())
     }
 
     pub(crate) fn process(&self) -> &Process {
@@ -114,9 +129,18 @@ impl Agent {
         }
     }
 
-    pub(crate) async fn session(&self) -> Result<tokio_postgres::Client, String> {
-        let mut config = Endpoint::new(self.port.number(), &self.dir).config();
+    /// Returns the login of the superuser.
+    pub(crate) fn superuser(&self) -> tokio_postgres::Config {
+        let mut config = match &self.socket {
+            Some(directory) => tokio_postgres::Config::new().host_path(directory).port(self.port.number()).clone(),
+            None => Endpoint::new(self.port.number(), &self.dir).config(),
+        };
         config.user("postgres").dbname("postgres");
+        config
+    }
+
+    pub(crate) async fn session(&self) -> Result<tokio_postgres::Client, String> {
+        let config = self.superuser();
         let (client, connection) = config.connect(tokio_postgres::NoTls).await.map_err(|error| error.to_string())?;
         tokio::spawn(connection);
         Ok(client)

@@ -7,6 +7,7 @@
 
 mod agents;
 mod backups;
+mod cut_network;
 mod cut_off;
 mod history;
 mod quorum;

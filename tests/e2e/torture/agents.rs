@@ -21,7 +21,7 @@ use kingpost_tests::{
     signal, wait_until,
 };
 use tokio::io::AsyncReadExt;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Config, NoTls};
 use toml::{Table, Value};
 
 use super::history::Clients;
@@ -63,7 +63,7 @@ enum Harm {
 
 /// An asynchronous commit.
 #[derive(Debug, Clone)]
-struct Write {
+pub(super) struct Write {
     sent: Instant,
     acknowledged: Instant,
     timeline: u32,
@@ -71,8 +71,8 @@ struct Write {
 }
 
 /// Clients that commit asynchronously on each server, and the stand-ins for watchdogs.
-struct Beside {
-    writes: Arc<Mutex<Vec<Write>>>,
+pub(super) struct Beside {
+    pub(super) writes: Arc<Mutex<Vec<Write>>>,
     stop: Arc<AtomicBool>,
     resets: Arc<AtomicU32>,
 }
@@ -84,12 +84,12 @@ impl Drop for Beside {
 }
 
 impl Beside {
-    fn new() -> Beside {
+    pub(super) fn new() -> Beside {
         Beside { writes: Arc::default(), stop: Arc::default(), resets: Arc::default() }
     }
 
     /// Starts a client on a server.
-    fn write_on(&self, node: usize, endpoint: Endpoint) {
+    pub(super) fn write_on(&self, node: usize, login: Config) {
         let (writes, stop) = (self.writes.clone(), self.stop.clone());
         tokio::spawn(async move {
             let mut client = None;
@@ -97,7 +97,7 @@ impl Beside {
                 // Not needed by the test: it leaves time for the rest of the machine.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 let Some(connected) = &client else {
-                    client = superuser(&endpoint).await;
+                    client = session(&login).await;
                     continue;
                 };
                 let sent = Instant::now();
@@ -134,7 +134,7 @@ impl Beside {
     }
 
     /// Returns a write that was sent after one of a later timeline had been acknowledged.
-    fn second_primary(&self) -> Option<(Write, Write)> {
+    pub(super) fn second_primary(&self) -> Option<(Write, Write)> {
         let mut writes = self.writes.lock().unwrap().clone();
         writes.sort_by_key(|write| write.acknowledged);
         let first_of = |timeline| writes.iter().find(|write| write.timeline == timeline);
@@ -149,10 +149,20 @@ impl Beside {
     }
 }
 
-async fn superuser(endpoint: &Endpoint) -> Option<Client> {
+fn login(endpoint: &Endpoint) -> Config {
     let mut config = endpoint.config();
     config.user("postgres").application_name("beside");
-    tokio::time::timeout(ASK, endpoint.try_connect(&config)).await.ok()?.ok()
+    config
+}
+
+async fn superuser(endpoint: &Endpoint) -> Option<Client> {
+    session(&login(endpoint)).await
+}
+
+pub(super) async fn session(login: &Config) -> Option<Client> {
+    let (client, connection) = tokio::time::timeout(ASK, login.connect(NoTls)).await.ok()?.ok()?;
+    tokio::spawn(connection);
+    Some(client)
 }
 
 /// Commits a row that waits for no relay; returns its timeline.
@@ -340,7 +350,7 @@ impl Agents {
             .proxy(&kingpost);
         watcher_links.extend(relay_paths);
         for (node, agent) in agents.iter().enumerate() {
-            beside.write_on(node, Endpoint::new(agent.port.number(), cluster.dir()));
+            beside.write_on(node, login(&Endpoint::new(agent.port.number(), cluster.dir())));
         }
         let mut fleet = Agents {
             seed,
