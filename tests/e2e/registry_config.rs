@@ -58,7 +58,7 @@ async fn registry_config_over_http() {
         let headers = [("Authorization", bearer.as_str()), FORM, ("Long-Pulling-Timeout", "30000")];
         node.ask("POST", &format!("{v1}/listener"), &headers, &listening(md5)).await.body
     };
-    let changed = "app.yaml%02g%02tenant-a%01";
+    let changed = "app.yaml%02g%02tenant-a%01\n";
     assert_eq!(listen("").await, changed);
     let change = async {
         let path = format!("{v1}?casMd5=wrong");

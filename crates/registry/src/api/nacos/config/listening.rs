@@ -48,7 +48,7 @@ pub(in crate::api::nacos) fn parse(text: &str) -> Result<Vec<Line>, ApiError> {
     Ok(lines)
 }
 
-/// Returns the answer: the changed entries, without their MD5.
+/// Returns the answer: the changed entries, without their MD5, and a line feed behind them; empty if nothing has changed.
 pub(in crate::api::nacos) fn render<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
     let mut text = String::new();
     for Line { listened, tenant } in lines {
@@ -58,7 +58,8 @@ pub(in crate::api::nacos) fn render<'a>(lines: impl Iterator<Item = &'a Line>) -
         }
         text.push(LINE);
     }
-    utf8_percent_encode(&text, ESCAPED).to_string()
+    let end = if text.is_empty() { "" } else { "\n" };
+    format!("{}{end}", utf8_percent_encode(&text, ESCAPED))
 }
 
 /// True if a text matches a pattern in which `*` stands for any text.
@@ -90,7 +91,8 @@ mod tests {
         };
         assert_eq!(of(&lines[0]), ("t".into(), "g/a.yaml".into(), String::new()));
         assert_eq!(of(&lines[1]), ("public".into(), "DEFAULT_GROUP/b".into(), "m5".into()));
-        assert_eq!(render(lines.iter()), "a.yaml%02g%02t%01b%02DEFAULT_GROUP%01");
+        assert_eq!(render(lines.iter()), "a.yaml%02g%02t%01b%02DEFAULT_GROUP%01\n");
+        assert_eq!(render(lines[..0].iter()), "", "nothing has changed");
         for wrong in ["", "a", "a\u{2}g", "a\u{2}g\u{2}m\u{2}t\u{2}x", "a\u{2}g\u{2}m\u{2}t/u", "\u{2}g\u{2}m"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
