@@ -116,6 +116,26 @@ async fn all_instances_are_healthy_when_the_threshold_is_reached() {
     }
 }
 
+/// A persistent instance has no beats: it is not there for a beat, which does not make it ephemeral.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_beat_leaves_a_persistent_instance_as_it_is() {
+    let node = Node::alone().await;
+    let at = "serviceName=shop&ip=127.0.0.1&port=80";
+    let answer = node.ask("POST", &format!("/nacos/v1/ns/instance?{at}&ephemeral=false"), "").await;
+    assert_eq!(answer, (200, "ok".into()));
+    let beat = json!({ "ip": "127.0.0.1", "port": 80, "cluster": "DEFAULT" }).to_string();
+    let beat = beat.replace('"', "%22").replace('{', "%7B").replace('}', "%7D");
+    for (more, status, said) in [
+        (String::new(), 200, "20404"),
+        ("&ephemeral=false".into(), 200, "20404"),
+        (format!("&beat={beat}"), 400, "persistent"),
+    ] {
+        let (found, body) = node.ask("PUT", &format!("/nacos/v1/ns/instance/beat?{at}{more}"), "").await;
+        assert!(found == status && body.contains(said), "{more}: {found} {body}");
+        assert_eq!(node.get(&format!("/nacos/v1/ns/instance?{at}")).await["ephemeral"], false, "{more}");
+    }
+}
+
 /// The requests of version 2 do what those of version 1 do, and answer in an envelope.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_by_version_2() {

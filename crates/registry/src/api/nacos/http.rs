@@ -285,7 +285,8 @@ impl Call<'_> {
         Ok(Reply::text(StatusCode::OK, "ok"))
     }
 
-    /// Renews the lease of an instance, and registers one that is not there if its beat has everything.
+    /// Renews the lease of an instance, and registers one that is not there if its beat has everything. As at Nacos, a persistent instance is not there
+    /// for a beat, and no beat makes it ephemeral.
     async fn beat(&self) -> Result<Value, ApiError> {
         self.needs(Access::Write)?;
         let (sent, whole) = Sent::of_beat(&self.fields)?;
@@ -295,15 +296,25 @@ impl Call<'_> {
         };
         let service = self.service()?;
         let registry = &self.naming.context.registry;
-        let id = self.naming.id(&service, &sent)?;
-        let id = match registry.instance(&id) {
-            Some(_) => Some(id),
-            None => self.naming.found(&service, &sent).await?.map(|instance| instance.id.clone()),
+        let found = match registry.instance(&self.naming.id(&service, &sent)?) {
+            Some(instance) => Some(instance),
+            None => self.naming.found(&service, &sent).await?,
         };
-        if let Some(id) = id
-            && registry.heartbeat(std::slice::from_ref(&id)).await.first() == Some(&Beat::Known)
-        {
-            return answer(BEAT_OK);
+        match found {
+            Some(instance) if wire::is_persistent(&instance) => {
+                if whole {
+                    let id = sent.shown_id(&service);
+                    return Err(ApiError::bad(format!("the instance {id} is persistent: expected no beat")));
+                }
+                return answer(BEAT_UNKNOWN);
+            }
+            Some(instance) => {
+                let beats = registry.heartbeat(std::slice::from_ref(&instance.id)).await;
+                if beats.first() == Some(&Beat::Known) {
+                    return answer(BEAT_OK);
+                }
+            }
+            None => {}
         }
         // A beat with all attributes of an instance registers it: some clients send nothing else.
         if !whole {

@@ -219,11 +219,18 @@ impl Sent {
 
     /// Parses a list of instances in JSON, of each its address and cluster; empty text is an empty list.
     pub(super) fn several(text: &str) -> Result<Vec<Sent>, ApiError> {
+        /// A port, which clients may send as a text.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Port {
+            Number(u64),
+            Text(String),
+        }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Named {
             ip: String,
-            port: u64,
+            port: Port,
             #[serde(default)]
             cluster_name: Option<String>,
         }
@@ -233,7 +240,13 @@ impl Sent {
         let list: Vec<Named> = serde_json::from_str(text).map_err(|error| {
             ApiError::bad(format!("instances: expected a list with ip, port and clusterName: {error}"))
         })?;
-        let one = |it: Named| Sent::new(&it.ip, it.port, &it.cluster_name.unwrap_or_default(), 1.0, BTreeMap::new());
+        let one = |it: Named| {
+            let port = match it.port {
+                Port::Number(port) => port,
+                Port::Text(text) => text.parse().map_err(|_| expected("port", &text, "a whole number"))?,
+            };
+            Sent::new(&it.ip, port, &it.cluster_name.unwrap_or_default(), 1.0, BTreeMap::new())
+        };
         list.into_iter().map(one).collect()
     }
 
@@ -415,6 +428,11 @@ pub(super) fn is_ephemeral(instance: &Instance) -> bool {
     kept(instance).map_or_else(has_lease, |kept| kept.ephemeral)
 }
 
+/// True for an instance that a client of Nacos registered as persistent: it has no beats.
+pub(super) fn is_persistent(instance: &Instance) -> bool {
+    kept(instance).is_some_and(|kept| !kept.ephemeral)
+}
+
 /// Encodes an instance for clients.
 pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
     let cluster = cluster(instance);
@@ -479,7 +497,8 @@ mod tests {
         assert_eq!(read("").unwrap(), vec![]);
         assert_eq!(read(r#"[{"ip":"10.0.0.1","port":80,"ephemeral":true}]"#).unwrap(), one("DEFAULT"));
         assert_eq!(read(r#"[{"ip":"10.0.0.1","port":80,"clusterName":"c"}]"#).unwrap(), one("c"));
-        for wrong in ["{", "{}", r#"[{"port":80}]"#, r#"[{"ip":"a","port":70000}]"#, r#"[{"ip":"a","port":"80"}]"#] {
+        assert_eq!(read(r#"[{"ip":"10.0.0.1","port":"80","ephemeral":"false"}]"#).unwrap(), one("DEFAULT"));
+        for wrong in ["{", "{}", r#"[{"port":80}]"#, r#"[{"ip":"a","port":70000}]"#, r#"[{"ip":"a","port":"web"}]"#] {
             assert!(read(wrong).is_err(), "{wrong}: all instances are not meant");
         }
     }
