@@ -29,7 +29,7 @@ impl Registry {
         self.kv_tree(&NamespaceName::of_queries(namespace), prefix)
     }
 
-    /// Waits until the index of the rows below `prefix` is above `after`, or until `deadline`.
+    /// Waits until the index of the rows below `prefix` is above `after`, one of `sessions` has ended, or until `deadline`.
     ///
     /// # Errors
     /// The registry stops; too many calls wait.
@@ -38,9 +38,31 @@ impl Registry {
         namespace: &NamespaceName,
         prefix: &str,
         after: Revision,
+        sessions: &[&str],
         deadline: Instant,
     ) -> Result<(), WatchError> {
-        self.kv_wait(&NamespaceName::of_queries(namespace), Subject::Tree(prefix.into()), after, deadline).await
+        let (space, rows) = (NamespaceName::of_queries(namespace), Subject::Tree(prefix.into()));
+        let Some(kv) = self.inner().kv.as_ref().filter(|_| !sessions.is_empty()) else {
+            return self.kv_wait(&space, rows, after, deadline).await;
+        };
+        let all_live = || {
+            let state = kv.state();
+            state.space(namespace).is_some_and(|space| sessions.iter().all(|id| space.session(id).is_some()))
+        };
+        let has_changed = || kv.index(&space, &rows) > after || !all_live();
+        tokio::select! {
+            woken = self.kv_wait_until(&space, rows.clone(), has_changed, deadline) => woken,
+            woken = self.kv_wait_until(namespace, Subject::Sessions, has_changed, deadline) => woken,
+        }
+    }
+
+    /// Returns the revision at which a session ended; `None` while it lives. Of a session that this node has forgotten, the revision is that of the
+    /// last change of any session of the namespace: it is never lower than the session's own.
+    pub(crate) fn session_end_revision(&self, namespace: &NamespaceName, id: &str) -> Option<Revision> {
+        let kv = self.inner().kv.as_ref()?;
+        let state = kv.state();
+        let Some(space) = state.space(namespace) else { return Some(Revision(0)) };
+        space.session(id).is_none().then(|| space.session_end(id))
     }
 
     /// True if the session exists, as far as this node knows.

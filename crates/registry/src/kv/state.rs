@@ -204,6 +204,11 @@ impl Space {
         self.last_session
     }
 
+    /// Returns the revision at which a session ended that is not there; the index of all sessions if it is forgotten.
+    pub(crate) fn session_end(&self, id: &str) -> Revision {
+        self.gone_sessions.get(id).copied().unwrap_or(self.last_session)
+    }
+
     /// Returns the revision that the state has for a row's name.
     fn revision_of(&self, row: &KvRow) -> Option<Revision> {
         let name = &*row.name;

@@ -22,6 +22,14 @@ async fn create(node: &Node, token: &str, namespace: &str, body: &Value) -> Stri
     said["ID"].as_str().unwrap().to_owned()
 }
 
+/// Returns the index of the list of queries, with everything that any node has committed.
+async fn index_of(node: &Node) -> u64 {
+    let (head, _) = node.whole_with("127.0.0.1", "GET", "/v1/query?consistent", "", "").await;
+    let index =
+        head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-consul-index: ").map(str::to_owned));
+    index.unwrap().parse().unwrap()
+}
+
 /// Returns the nodes of an execution, sorted.
 async fn nodes(node: &Node, token: &str, path: &str) -> Vec<String> {
     let (status, said) = send(node, token, "GET", path, &Value::Null).await;
@@ -139,9 +147,14 @@ async fn queries_templates_and_sessions_over_two_nodes() {
     let bound = json!({ "Name": "bound", "Session": session, "Service": { "Service": "db-shop" } });
     let id = create(&one, NO_TOKEN, "default", &bound).await;
     assert_eq!(nodes(&one, NO_TOKEN, "/v1/query/bound/execute").await, ["n1"]);
-    assert_eq!(send(&one, NO_TOKEN, "PUT", &format!("/v1/session/destroy/{session}"), &Value::Null).await.0, 200);
+    let before = index_of(&other).await;
+    let path = format!("/v1/query?wait=60s&index={before}");
+    let (waits, destroy) = (other.ask("GET", &path, ""), format!("/v1/session/destroy/{session}"));
+    let ((status, list), (ended, _)) = tokio::join!(waits, send(&one, NO_TOKEN, "PUT", &destroy, &Value::Null));
+    assert!((status, ended) == (200, 200) && !list.contains("\"bound\""), "{list}");
+    // Its end is a change of the list, also for a client that waits at the other node.
     for node in [&one, &other] {
-        node.registry.kv_settle().await.unwrap();
+        assert!(index_of(node).await > before, "an index that rises with the end of the session");
         assert_eq!(send(node, NO_TOKEN, "GET", &format!("/v1/query/{id}"), &Value::Null).await.0, 404);
         let (_, said) = send(node, NO_TOKEN, "GET", "/v1/query/bound/explain", &Value::Null).await;
         assert_eq!(said["Query"]["Name"], "", "the template for all names");
@@ -151,10 +164,7 @@ async fn queries_templates_and_sessions_over_two_nodes() {
     create(&other, NO_TOKEN, "default", &json!({ "Name": "bound", "Service": { "Service": "db-shop" } })).await;
 
     // A blocking query hears of a change at the other node.
-    let (head, _) = one.whole_with("127.0.0.1", "GET", "/v1/query?consistent", "", "").await;
-    let index =
-        head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-consul-index: ").map(str::to_owned));
-    let path = format!("/v1/query?wait=60s&index={}", index.unwrap());
+    let path = format!("/v1/query?wait=60s&index={}", index_of(&one).await);
     let waits = one.ask("GET", &path, "");
     let late = json!({ "Name": "late", "Service": { "Service": "x" } });
     let changes = create(&other, NO_TOKEN, "default", &late);

@@ -24,7 +24,7 @@ use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::expressions::Expressions;
 use crate::kv::{Entry, Operation, Verb};
 use crate::rights::{Kind, Resource};
-use crate::{Instance, NamespaceName, Registry, ServiceKey};
+use crate::{Instance, NamespaceName, Registry, Revision, ServiceKey, WriteError};
 
 /// Shown in place of a token.
 const HIDDEN: &str = "<hidden>";
@@ -326,6 +326,28 @@ impl Stored<Query> {
             "CreateIndex": self.created.0,
             "ModifyIndex": self.modified.0,
         })
+    }
+}
+
+/// The queries of a namespace at one time.
+pub(super) struct Listed {
+    /// The queries that have not ended with their sessions.
+    pub(super) living: Vec<Stored<Query>>,
+    /// The index of their list: the revision of its last change. A query leaves the list with its session, although its row stays until the next write.
+    pub(super) index: Revision,
+}
+
+impl Listed {
+    /// Reads the queries.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub(super) fn read(registry: &Registry, namespace: &NamespaceName) -> Result<Listed, WriteError> {
+        let (of_rows, rows) = registry.query_rows(namespace, ROWS)?;
+        let (living, ended) = split(registry, namespace, &rows);
+        let ends = ended.iter().filter_map(|found| registry.session_end_revision(namespace, &found.row.session));
+        let index = ends.fold(of_rows, Revision::max);
+        Ok(Listed { living, index })
     }
 }
 

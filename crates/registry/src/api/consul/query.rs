@@ -9,15 +9,14 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::entry::{DATACENTER, ServiceEntry};
-use super::prepared::{MOST_QUERIES, Query, ROWS, by_id, living, resolve, selected, split};
+use super::prepared::{Listed, MOST_QUERIES, Query, ROWS, by_id, living, resolve, selected, split};
 use super::session::uuid;
 use super::{Blocked, Call, Sight, kv, node_of, same};
 use crate::api::acl::Stored;
 use crate::api::auth::parse_hash;
 use crate::api::{ApiError, Reply};
-use crate::kv::Entry;
 use crate::rights::{Access, Resource};
-use crate::{Instance, WriteError};
+use crate::{Instance, Revision, WriteError};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     let method = if call.request.method == Method::HEAD { &Method::GET } else { &call.request.method };
@@ -52,21 +51,29 @@ impl Call<'_> {
         query.resource().map_or(Ok(()), |resource| self.needs(Access::Write, resource))
     }
 
-    /// Returns the rows of the prepared queries; for a blocking query, after a change.
-    async fn query_rows(&self) -> Result<(Blocked, Vec<Arc<Entry>>), ApiError> {
-        let registry = &self.context.registry;
-        let read = || registry.query_rows(&self.namespace, ROWS);
-        let wait = |after, deadline| registry.query_wait(&self.namespace, ROWS, after, deadline);
-        let (blocked, (_, rows)) = kv::blocking(self, read, |(index, _)| *index, wait).await?;
-        Ok((blocked, rows))
+    /// Returns the prepared queries; for a blocking query, after a change.
+    async fn queries(&self) -> Result<(Blocked, Vec<Stored<Query>>), ApiError> {
+        let (registry, namespace) = (&self.context.registry, &self.namespace);
+        let read = || Listed::read(registry, namespace);
+        let wait = move |after: Revision, deadline| async move {
+            let Ok(listed) = read() else { return Ok(()) };
+            if listed.index > after {
+                return Ok(());
+            }
+            let sessions = listed.living.iter().map(|found| found.row.session.as_str());
+            let sessions: Vec<&str> = sessions.filter(|session| !session.is_empty()).collect();
+            registry.query_wait(namespace, ROWS, after, &sessions, deadline).await
+        };
+        let (blocked, listed) = kv::blocking(self, read, |listed| listed.index, wait).await?;
+        Ok((blocked, listed.living))
     }
 }
 
 async fn list(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.caller.enters(Access::Read, call.namespace.as_str())?;
-    let (blocked, rows) = call.query_rows().await?;
+    let (blocked, queries) = call.queries().await?;
     let mut shown = Vec::new();
-    for found in living(&call.context.registry, &call.namespace, &rows) {
+    for found in queries {
         if call.may(Access::Read, read_right(&found.row)) {
             shown.push(found.show());
         } else {
@@ -78,7 +85,7 @@ async fn list(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 async fn get(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.caller.enters(Access::Read, call.namespace.as_str())?;
-    let (blocked, _) = call.query_rows().await?;
+    let (blocked, _) = call.queries().await?;
     let Some(found) = by_id(&call.context.registry, &call.namespace, id) else { return Ok(not_found()) };
     if let Some(resource) = found.row.resource() {
         call.needs(Access::Read, resource)?;
