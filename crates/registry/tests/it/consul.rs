@@ -578,6 +578,48 @@ async fn each_host_reports_its_own_lease() {
     node.end().await;
 }
 
+/// A service is found by `service:ID`; that a session can depend on a check of this id, the service must have it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_refused_without_its_checks() {
+    let node = Node::alone().await;
+    let body = json!({ "ServiceChecks": [{ "ID": "service:web" }] }).to_string();
+    for (registered, status, said) in [
+        (json!({ "Name": "web" }), 500, "Missing check 'service:web' registration"),
+        (json!({ "Name": "web", "Check": { "CheckID": "own", "TTL": "60s", "Status": "passing" } }), 500, "Missing"),
+        (json!({ "Name": "web", "Checks": [{ "TTL": "60s" }, { "TTL": "60s" }] }), 500, "Missing"),
+        (json!({ "Name": "web", "Check": { "TTL": "60s" } }), 500, "critical"),
+        (json!({ "Name": "web", "Check": { "TTL": "60s", "Status": "passing" } }), 200, "ID"),
+    ] {
+        let (done, text) = node.ask("PUT", "/v1/agent/service/deregister/web", "").await;
+        assert!(done == 200 || done == 404, "{done} {text}");
+        node.put("/v1/agent/service/register", &registered).await;
+        let (found, text) = node.ask("PUT", "/v1/session/create", &body).await;
+        assert!(found == status && text.contains(said), "{registered}: {found} {text}");
+    }
+    node.end().await;
+}
+
+/// A session is of a node of the catalog, and ends when the node is deregistered; one of the client's own host needs none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_with_its_node() {
+    let node = Node::alone().await;
+    let of = |name: &str| json!({ "Node": name, "NodeChecks": [] }).to_string();
+    let (status, said) = node.ask("PUT", "/v1/session/create", &of("db-1")).await;
+    assert!(status == 500 && said.contains("Missing node registration"), "{status} {said}");
+    for (name, more) in [("db-1", json!(null)), ("db-2", json!({ "Service": "web" }))] {
+        node.put("/v1/catalog/register", &json!({ "Node": name, "Address": "10.0.0.1", "Service": more })).await;
+    }
+    for name in ["DB-1", "db-2", "127.0.0.1"] {
+        let (status, said) = node.ask("PUT", "/v1/session/create", &of(name)).await;
+        assert_eq!(status, 200, "{name}: {said}");
+    }
+    node.put("/v1/catalog/deregister", &json!({ "Node": "db-2", "ServiceID": "none" })).await;
+    assert_eq!(each(&node.get("/v1/session/list").await, "/Node").len(), 3);
+    node.put("/v1/catalog/deregister", &json!({ "Node": "db-1" })).await;
+    assert_eq!(each(&node.get("/v1/session/list").await, "/Node"), ["127.0.0.1", "db-2"]);
+    node.end().await;
+}
+
 /// An alias has the health of a service of the same agent, of another node, or of a node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_alias_has_the_health_of_what_it_names() {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::machine::{self, After, NodeFields};
 use super::wire::{self, Kept, Object};
-use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, rest, same};
+use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, rest, same, session};
 use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
 use crate::api::{ApiError, Reply};
@@ -348,6 +348,9 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
             }
         }
     }
+    if service.is_empty() {
+        session::end_of_node(call, node).await?;
+    }
     call.audit("catalog/deregister", if service.is_empty() { node } else { service });
     Ok(Reply::ok(&true))
 }
@@ -379,14 +382,13 @@ async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Opt
 
 /// Returns the node, or an instance on it, with the check `check`.
 async fn with_check(call: &Call<'_>, node: &str, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
-    let has = |instance: &Instance| checks::held(instance, &Kept::of(instance)).iter().any(|held| held.id == check);
     let machine = call.context.registry.instance_or_ask(&machine::id(call, node)?).await;
-    if let Some(machine) = machine.filter(|machine| has(machine)) {
+    if let Some(machine) = machine.filter(|machine| checks::has(machine, check)) {
         return Ok(Some(machine));
     }
     let (scope, node) = (call.scope(), node.to_owned());
     let on_it = call.context.lists.apart(move || on_node(&scope, &node)).await?;
-    Ok(on_it.into_iter().find(|instance| has(instance)))
+    Ok(on_it.into_iter().find(|instance| checks::has(instance, check)))
 }
 
 /// Returns the only row of a call.

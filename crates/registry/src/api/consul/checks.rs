@@ -332,6 +332,11 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<ServiceCheck> {
     }
 }
 
+/// True if an instance has the check `id`.
+pub(super) fn has(instance: &Instance, id: &str) -> bool {
+    held(instance, &Kept::of(instance)).iter().any(|held| held.id == id)
+}
+
 /// Returns the checks of a service that had `before` and is registered with `probes`: as at Consul, a check that the registration does not name is
 /// kept, unless all are to be `replaced`. A bare status is never kept. A known check keeps its health if `stays`, else only where the registration
 /// gives no status.
@@ -473,7 +478,7 @@ pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>,
 /// Returns the node of the client's host, if it has the check: any number of hosts may have a check with one id.
 fn of_own_node(call: &Call<'_>, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
     let machine = call.context.registry.instance(&machine_id(&call.namespace, &call.peer())?);
-    Ok(machine.filter(|machine| held(machine, &Kept::of(machine)).iter().any(|held| held.id == check)))
+    Ok(machine.filter(|machine| has(machine, check)))
 }
 
 /// Returns the instance of a check with an id of its own, from this node's state.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::checks::{self, owner};
-use super::wire::{Kept, Object};
-use super::{Call, kv, machine};
-use crate::api::{ApiError, Reply, format_duration, parse_duration};
+use super::wire::Object;
+use super::{Call, catalog, kv, machine};
+use crate::api::{AT_ONCE, ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
 use crate::rights::{Access, Resource};
 use crate::{Health, Instance, InstanceId, Revision};
@@ -140,6 +141,9 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
         node => node,
     };
     call.needs(Access::Write, Resource::session(node))?;
+    if !is_there(call, node).await? {
+        return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, format!("Missing node registration: {node:?}")));
+    }
     for (what, text) in [("Name", object.text("name")?), ("Node", node)] {
         if text.len() > LONGEST_NAME || text.chars().any(char::is_control) {
             return Err(ApiError::bad(format!(
@@ -165,12 +169,15 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
         service_checks.push((SERF.to_owned(), machine.id.clone()));
     }
     for check in services {
-        let instance = match owner(call, &check).await {
-            Err(ApiError::Missing(_)) => {
-                let text = format!("Missing check '{check}' registration");
-                return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
-            }
-            found => found?,
+        let found = match owner(call, &check).await {
+            Err(ApiError::Missing(_)) => None,
+            found => Some(found?),
+        };
+        // A service is found by the id that its check would have, although it has none, or checks with ids of their own.
+        let has_check = |instance: &Arc<Instance>| checks::has(instance, &check);
+        let Some(instance) = found.filter(has_check) else {
+            let text = format!("Missing check '{check}' registration");
+            return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
         };
         if instance.isolate || instance.health_of(&check) == Health::Critical {
             let text = format!("Check '{check}' is in critical state");
@@ -201,12 +208,38 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
 }
 
+/// True for a node of the catalog, for this registry's own node and for the client's own host, which need no registration.
+async fn is_there(call: &Call<'_>, node: &str) -> Result<bool, ApiError> {
+    if super::same(node, &call.context.node) || super::same(node, &call.peer()) {
+        return Ok(true);
+    }
+    if call.context.registry.instance_or_ask(&machine::id(call, node)?).await.is_some() {
+        return Ok(true);
+    }
+    let (scope, node) = (call.scope(), node.to_owned());
+    call.context.lists.apart(move || !catalog::on_node(&scope, &node).is_empty()).await
+}
+
+/// Ends the sessions of a node that has left the catalog, as Consul does.
+pub(super) async fn end_of_node(call: &Call<'_>, node: &str) -> Result<(), ApiError> {
+    // The registry's own node stands for all hosts, and is never gone.
+    if super::same(node, &call.context.node) || !call.context.registry.has_keys() {
+        return Ok(());
+    }
+    let registry = &call.context.registry;
+    let (_, sessions) = registry.sessions(&call.namespace)?;
+    let ends = sessions.iter().filter(|session| super::same(&session.node, node));
+    let ends: Vec<_> = ends.map(|session| registry.session_end(&call.namespace, &session.id)).collect();
+    stream::iter(ends).buffered(AT_ONCE).try_collect::<()>().await?;
+    Ok(())
+}
+
 /// Returns the node of a session, if its host keeps a lease. This registry's own node stands for the client's host.
 fn leased_host(call: &Call<'_>, node: &str) -> Result<Option<Arc<Instance>>, ApiError> {
     let peer = call.peer();
     let name = if super::same(node, &call.context.node) { &peer } else { node };
     let machine = call.context.registry.instance(&machine::id(call, name)?);
-    Ok(machine.filter(|machine| checks::held(machine, &Kept::of(machine)).iter().any(|held| held.id == SERF)))
+    Ok(machine.filter(|machine| checks::has(machine, SERF)))
 }
 
 /// Parses the names of a session's checks: of the node, and of services. The default is Consul's one check of each node; an empty list means none.
