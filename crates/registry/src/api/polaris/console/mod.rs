@@ -224,7 +224,7 @@ impl Asking<'_> {
     }
 
     async fn list_instances(&self, request: &Request) -> Result<Reply, ApiError> {
-        let query = match Query::new(request, &OF_INSTANCES) {
+        let query = match NamingQuery::new(request, &OF_INSTANCES) {
             Ok(query) if query.is_empty() => {
                 return Ok(refused("instances", code::EMPTY_QUERY, "query instance parameter is empty"));
             }
@@ -270,7 +270,7 @@ impl Asking<'_> {
     }
 
     async fn list_services(&self, request: &Request) -> Result<Reply, ApiError> {
-        let query = match Query::new(request, &OF_SERVICES) {
+        let query = match NamingQuery::new(request, &OF_SERVICES) {
             Ok(query) => query,
             Err((code, info)) => return Ok(refused("services", code, &info)),
         };
@@ -284,7 +284,7 @@ impl Asking<'_> {
     }
 
     async fn list_namespaces(&self, request: &Request) -> Result<Reply, ApiError> {
-        let query = match Query::new(request, &["name"]) {
+        let query = match NamingQuery::new(request, &["name"]) {
             Ok(query) => query,
             Err((code, info)) => return Ok(refused("namespaces", code, &info)),
         };
@@ -369,23 +369,23 @@ fn updated(
     })
 }
 
-/// A parsed query.
-struct Query {
+/// A parsed query for instances, services or namespaces.
+struct NamingQuery {
     parameters: Parameters,
     /// Pairs of metadata.
     pairs: Vec<(String, String)>,
 }
 
-impl Query {
+impl NamingQuery {
     /// Reads a query. The error is a code and a text.
-    fn new(request: &Request, known: &[&str]) -> Result<Query, (u32, String)> {
+    fn new(request: &Request, known: &[&str]) -> Result<NamingQuery, (u32, String)> {
         let invalid = |text: String| (code::INVALID, format!("invalid parameter: {text}"));
         let mut parameters = Parameters::read(request, known).map_err(invalid)?;
         if let Some((name, _)) = parameters.filters.iter().find(|(_, value)| value.is_empty()) {
             return Err(invalid(format!("the value for {name} is empty")));
         }
         let keys = (parameters.filters.remove("keys"), parameters.filters.remove("values"));
-        let mut query = Query { parameters, pairs: Vec::new() };
+        let mut query = NamingQuery { parameters, pairs: Vec::new() };
         let text = match keys {
             (None, None) => return Ok(query),
             (Some(keys), Some(values)) => {

@@ -58,9 +58,9 @@ fn known(kind: Kind) -> &'static [&'static str] {
     }
 }
 
-/// A parsed query.
+/// A parsed query for rules.
 #[derive(Clone, Debug)]
-struct Query {
+struct RuleQuery {
     parameters: Parameters,
     by_priority: bool,
     descending: bool,
@@ -72,7 +72,7 @@ pub(super) async fn answer(
     kind: Kind,
     request: &Request,
 ) -> Result<Reply, ApiError> {
-    let query = Query::new(kind, request)?;
+    let query = RuleQuery::new(kind, request)?;
     if let Some(namespace) = query.value("namespace") {
         caller.needs(Access::Read, Resource::OPERATOR, namespace)?;
     }
@@ -112,11 +112,11 @@ pub(super) async fn answer(
     Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
 }
 
-impl Query {
-    fn new(kind: Kind, request: &Request) -> Result<Query, ApiError> {
+impl RuleQuery {
+    fn new(kind: Kind, request: &Request) -> Result<RuleQuery, ApiError> {
         let known = [known(kind), &["brief"]].concat();
         let parameters = Parameters::read(request, &known).map_err(ApiError::bad)?;
-        let mut query = Query { parameters, by_priority: false, descending: false };
+        let mut query = RuleQuery { parameters, by_priority: false, descending: false };
         for (name, value) in &query.parameters.filters {
             match name.as_str() {
                 "order_field" => match value.as_str() {
