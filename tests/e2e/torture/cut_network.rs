@@ -285,9 +285,9 @@ impl Fleet {
             ("operator".to_owned(), true.into()),
         ]);
         let relay = Relay::watching(&cluster, &[]);
-        let listen = format!("0.0.0.0:{}", relay.port());
+        let listen = [network.address(2), "127.0.0.1"].map(|host| format!("{host}:{}", relay.port()));
         let mut relay = relay
-            .set("relay.listen", vec![listen])
+            .set("relay.listen", listen.to_vec())
             .set("relay.auth", "scram-sha-256")
             .set("relay.users", vec![Value::Table(user)])
             .set("relay.upstream.user", "postgres")
