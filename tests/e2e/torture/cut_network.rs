@@ -106,6 +106,15 @@ struct Network {
     ends: [[Option<End>; 3]; 3],
 }
 
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Connections that a cut has left would keep namespace and link for minutes.
+        for end in self.ends[2].iter().flatten() {
+            let _ = run_ip(Command::new("ip"), &["link", "del", &end.device]);
+        }
+    }
+}
+
 /// Runs a command of `ip`; returns its error.
 fn run_ip(mut command: Command, arguments: &[&str]) -> Result<(), String> {
     let output = command.args(arguments).output().map_err(|error| format!("ip: {error}"))?;
