@@ -201,6 +201,8 @@ pub(crate) enum Trouble {
     Replaced,
     #[error("too few relays answer to know whether another server was promoted: {answering} of {needed} needed")]
     Unproven { answering: usize, needed: usize },
+    #[error("a switchover keeps the server from taking commits, until another one is primary or the lock ends")]
+    Locked,
     #[error("the relays have not confirmed the timeline within the lease")]
     LeaseOver,
     #[error("the server receives no WAL: look at its log; `kingpost node --rebuild` copies the primary's data anew")]
@@ -411,7 +413,7 @@ fn primary(seen: &Observation, up: &Up) -> Decision {
         }
         Some(leader) if leader.timeline == up.timeline => return fence(Trouble::Twins(leader.name.clone())),
         // The switchover goes on, or its lock ends by itself; a reload would lift it.
-        _ if up.locked => return Decision::act(State::Fenced, Action::Wait),
+        _ if up.locked => return Decision::wait(State::Fenced, Trouble::Locked),
         _ => {}
     }
     if seen.mandate == Mandate::Ended {
