@@ -77,20 +77,9 @@ pub(crate) async fn with_nodes(config: &Config) -> Result<Config, Failure> {
     Ok(filled)
 }
 
-/// Returns the names and addresses of the servers.
-fn nodes(config: &Config) -> Vec<(&str, &str)> {
-    let mut nodes: Vec<(&str, &str)> =
-        config.cluster.nodes.iter().map(|node| (node.name.as_str(), node.address.as_str())).collect();
-    let upstream = &config.relay.upstream;
-    if nodes.is_empty() && !upstream.address.is_empty() {
-        nodes.push(("upstream", &upstream.address));
-    }
-    nodes
-}
-
 /// Connects to the named node; otherwise to a standby, else to the primary.
 pub(crate) fn connect(config: &Config, from: Option<&str>) -> Result<Server, Failure> {
-    let mut nodes = nodes(config);
+    let mut nodes = config.backup_sources();
     if let Some(from) = from {
         nodes.retain(|(name, _)| *name == from);
         if nodes.is_empty() {
@@ -137,7 +126,7 @@ fn each<T>(
 
 /// Returns the primary's name and the end of its WAL; None if no primary answers.
 pub(crate) fn primary(config: &Config, system: u64) -> Result<Option<(String, Lsn)>, Failure> {
-    each(config, &nodes(config), |name, opened| {
+    each(config, &config.backup_sources(), |name, opened| {
         let session = opened.ok().filter(|session| !session.is_standby && session.system == system)?;
         Some((name.to_owned(), session.position))
     })

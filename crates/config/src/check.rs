@@ -60,6 +60,7 @@ pub(crate) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
+    relay::check_backup_source(config, &mut findings);
     failover::check(config, stat, &mut findings);
     scale::check(config, &mut findings);
     strong::check(config, &mut findings);

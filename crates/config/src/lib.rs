@@ -123,6 +123,18 @@ impl Config {
         (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))
     }
 
+    /// Returns the names and addresses of the servers that a backup may be taken from: the nodes, else the relay's own upstream, by the name
+    /// `upstream`.
+    pub fn backup_sources(&self) -> Vec<(&str, &str)> {
+        let mut nodes: Vec<(&str, &str)> =
+            self.cluster.nodes.iter().map(|node| (node.name.as_str(), node.address.as_str())).collect();
+        let upstream = &self.relay.upstream;
+        if nodes.is_empty() && !upstream.address.is_empty() {
+            nodes.push(("upstream", &upstream.address));
+        }
+        nodes
+    }
+
     /// True if the file has settings of a registry and none of a proxy, which it then does not need.
     pub fn is_registry_only(&self) -> bool {
         self.registry != RegistryConfig::default()

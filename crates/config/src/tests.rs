@@ -437,6 +437,16 @@ fn golden_messages() {
             &[],
         ),
         (
+            "[relay]\nlisten = []\n[relay.archive]\nurl = \"/srv/wal\"\n[relay.backup]\nevery = \"1d\"\nfrom = \"upstream\"\n[relay.upstream]\naddress = \"db1:5432\"\n",
+            &[],
+        ),
+        (
+            "[relay.archive]\nurl = \"/srv/wal\"\n[relay.backup]\nevery = \"1d\"\nfrom = \"upstream\"\n[[cluster.nodes]]\nname = \"db1\"\naddress = \"db1:5432\"\n",
+            &[
+                "k.toml:5:8: warning: relay.backup.from: names no server: found \"upstream\", expected one of db1; no backup is taken",
+            ],
+        ),
+        (
             "[relay.backup]\nevery = \"1d\"\n",
             &["k.toml:1:1: warning: relay.backup: is not used: relay.archive.url names no archive"],
         ),

@@ -11,6 +11,7 @@ use wire::replication::is_slot_name;
 use super::check_user;
 use super::findings::{Findings, Stat};
 use super::password::{self, Password};
+use crate::Config;
 use process::address::parse_address;
 
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
@@ -128,6 +129,23 @@ fn check_backup(relay: &RelayConfig, findings: &mut Findings) {
             format!("found {found}, expected 0, or 32768 (32 KiB) to 1073741824 (1 GiB)"),
         );
     }
+}
+
+/// Checks that backups by schedule can be taken from the named server. A registry may name further ones.
+pub(super) fn check_backup_source(config: &Config, findings: &mut Findings) {
+    let (backup, from) = (&config.relay.backup, &config.relay.backup.from);
+    let is_used = config.relay.archive.is_on() && backup.schedule().is_some() && config.cluster.from.urls.is_empty();
+    let sources = config.backup_sources();
+    if from.is_empty() || !is_used || sources.iter().any(|(name, _)| name == from) {
+        return;
+    }
+    let names: Vec<&str> = sources.iter().map(|(name, _)| *name).collect();
+    let expected = match names[..] {
+        [] => "servers in [[cluster.nodes]] or [cluster.from], or one in relay.upstream.address".to_owned(),
+        _ => format!("one of {}", names.join(", ")),
+    };
+    findings
+        .warn("relay.backup.from", format!("names no server: found {from:?}, expected {expected}; no backup is taken"));
 }
 
 /// Checks `[relay.archive]`.
