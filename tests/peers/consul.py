@@ -186,7 +186,7 @@ class Sequence:
         kind = self.choose(
             *("agent-register",) * 5, *("agent-report",) * 5, *("agent-deregister",) * 2, *("agent-maintenance",) * 2, *("agent-check",) * 2, "agent-check-deregister",
             "node-maintenance", *("catalog-register",) * 4, *("catalog-deregister",) * 2, *("kv-put",) * 6, *("kv-delete",) * 2, *("session-create",) * 2,
-            "session-end", "session-renew", *("txn",) * 3, *("query-write",) * 2, "query-delete")
+            "session-end", "session-renew", *("txn",) * 3, *("query-write",) * 2, "query-delete", "event-fire")
         return getattr(self, kind.replace("-", "_"))()
 
     def one(self):
@@ -273,7 +273,7 @@ class Sequence:
         name = self.placeholder("S")
         self.sessions.append(name)
         body = self.some(Name=("mine",), Behavior=("release", "delete"), TTL=("600s", "10m")) | {"LockDelay": self.choose("0s", "0s", "15s", "1ms")}
-        body |= self.choose({}, {}, {"NodeChecks": []}, {"Checks": []}, {"ServiceChecks": [{"ID": "service:web-1"}]}, {"Node": "db-1", "NodeChecks": []}, {"Checks": ["mem", "serfHealth"]})
+        body |= self.choose({}, {}, {"NodeChecks": []}, {"Checks": []}, {"ServiceChecks": [{"ID": "service:web-1"}]}, {"Node": "db-1", "NodeChecks": []}, {"Node": "DB-2", "NodeChecks": ["node-disk"]}, {"Checks": ["mem", "serfHealth"]})
         return Request("session-create", "PUT", "session/create", body, {"ID": name})
 
     def session_end(self):
@@ -317,6 +317,12 @@ class Sequence:
     def query_delete(self):
         return Request("query-delete", "DELETE", f"query/{self.choose(*self.queries[-3:], '00000000-0000-4000-8000-000000000000')}")
 
+    def event_fire(self):
+        # Services are no filter: Consul's agent asks for them when the event arrives, Kingpost when the list is asked for.
+        parameters = self.choose("", "", "?node=127.*", "?node=none")
+        makes = {"ID": self.placeholder("E")}
+        return Request("event-fire", "PUT", f"event/fire/{self.choose('deploy', 'of/all')}{parameters}", self.choose("", "ä payload"), makes)
+
     def reads(self):
         """Gives ways to ask about everything that the sequence changes."""
         get = lambda name, path, **parameters: Request(name, "GET", path + ("?" + urlencode(parameters, quote_via=quote) if parameters else ""))
@@ -346,6 +352,7 @@ class Sequence:
         yield get("sessions", "session/list")
         yield get("session", f"session/info/{self.session()}")
         yield get("sessions-of-node", f"session/node/{node}")
+        yield get("events", f"event/list{self.choose('', '?name=deploy', '?name=none')}")
         yield get("queries", "query")
         if self.queries:
             yield get("query", f"query/{self.random.choice(self.queries)}")
@@ -525,7 +532,7 @@ class Rules:
                 ("GET", "kv/a", None), ("GET", "kv/a/b", None), ("GET", "kv/a?recurse", None), ("GET", "kv/?keys", None), ("PUT", "kv/a", "1"), ("PUT", "kv/a/b", "2"), ("PUT", "kv/other", "3"), ("DELETE", "kv/a?recurse", None), ("DELETE", "kv/a/b", None),
                 ("GET", "catalog/services", None), ("GET", "catalog/nodes", None), ("GET", "catalog/service/web", None), ("GET", "health/service/web", None), ("GET", "health/state/any", None), ("GET", "agent/services", None), ("GET", "agent/checks", None), ("GET", "agent/service/web", None),
                 ("PUT", "agent/service/register", {"Name": "web", "Check": {"TTL": "600s"}}), ("PUT", "agent/service/register", {"Name": "api"}), ("PUT", "agent/check/pass/service:web", None), ("PUT", "agent/service/deregister/web", None), ("PUT", "agent/service/maintenance/web?enable=false", None),
-                ("PUT", "catalog/register", {"Node": "db-1", "Address": "10.0.0.1", "Service": {"Service": "web"}}), ("PUT", "catalog/deregister", {"Node": "db-1"}), ("PUT", "session/create", {"NodeChecks": []}), ("GET", "session/list", None), ("GET", "query", None), ("PUT", "agent/maintenance?enable=false", None),
+                ("PUT", "catalog/register", {"Node": "db-1", "Address": "10.0.0.1", "Service": {"ID": "other", "Service": "web"}}), ("PUT", "catalog/deregister", {"Node": "db-1"}), ("PUT", "session/create", {"NodeChecks": []}), ("GET", "session/list", None), ("GET", "query", None), ("PUT", "agent/maintenance?enable=false", None),
                 ("PUT", "txn", [{"KV": {"Verb": "get", "Key": "a"}}, {"KV": {"Verb": "set", "Key": "a/b", "Value": ""}}]), ("GET", "agent/self", None), ("GET", "agent/health/service/name/web", None), ("GET", "catalog/node/db-1", None), ("GET", "health/node/db-1", None), ("GET", "status/leader", None),
             )
             yield Request(f"{who}-{method}-{re.split(chr(92) + 'W', path)[0]}", method, path, body, token=token)
@@ -633,6 +640,13 @@ class Pair:
         self.told.append(request)
         answers = self.both(request)
         self.settle()
+        if request.name == "event-fire" and answers[1].status == 200 and "node=none" not in request.path:
+            # Consul's agents tell each other, and themselves, by and by.
+            one, end = next(iter(request.makes.values())), time.monotonic() + SETTLED
+            while one not in self.nodes[1].ask(Request("settled", "GET", "event/list")).text:
+                if time.monotonic() > end:
+                    raise SystemExit(f"Consul's agent did not tell itself of an event in {SETTLED} s")
+                time.sleep(0.005)
         return answers
 
     def read(self, request):
@@ -640,7 +654,7 @@ class Pair:
         answer = self.both(request)[0]
         index = int(answer.headers["x-consul-index"] or 0)
         before = self.index.get(request.path)
-        if before and request.name != "query-execute" and index and answer.text != before[1] and index <= before[0]:
+        if before and request.name not in ("query-execute", "events") and index and answer.text != before[1] and index <= before[0]:
             self.report(request, "index-of-a-change", str(index), f"more than {before[0]}", self.told)
         self.index[request.path] = (index, answer.text)
 

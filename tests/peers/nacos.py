@@ -125,6 +125,10 @@ class Sequence:
         # Each sequence has services of its own: the original remembers of which kind one was.
         self.places = [(f"{service}{number}", group, namespace) for service in SERVICES for group in GROUPS for namespace in NAMESPACES]
         self.persistent = {place: self.chance(0.3) for place in self.places}
+        # The place of the last change: most reads are about it.
+        self.last = self.places[0]
+        # An address is in one cluster: the original moves it to another one, where Kingpost has a second instance.
+        self.clusters, self.registered = {}, set()
 
     def chance(self, share):
         return self.random.random() < share
@@ -146,10 +150,9 @@ class Sequence:
 
     def instance(self, place):
         """Returns the parameters that say which instance."""
-        fields = self.service(place) | ({"clusterName": "c1"} if self.chance(0.3) else {})
-        if self.persistent[place]:
-            return fields | {"ip": "127.0.0.1", "port": self.port, "ephemeral": "false"}
-        return fields | {"ip": self.random.choice(IPS), "port": self.choose(80, 8080)}
+        own = {"ip": "127.0.0.1", "port": self.port, "ephemeral": "false"} if self.persistent[place] else {"ip": self.random.choice(IPS), "port": self.choose(80, 8080)}
+        cluster = self.clusters.setdefault((place, own["ip"], own["port"]), {"clusterName": "c1"} if self.chance(0.3) else {})
+        return self.service(place) | cluster | own
 
     def metadata(self, place):
         own = self.choose({}, {}, {"zone": "a"}, {"zone": "b", "text": "ä <&> \""})
@@ -157,17 +160,22 @@ class Sequence:
 
     def naming(self):
         """Returns a request that changes instances or services."""
-        place = self.place()
+        place = self.last = self.place()
         version, form = self.choose("v1", "v1", "v2"), self.chance(0.3)
         kind = self.choose(*("register",) * 6, *("override",) * 2, "patch", *("deregister",) * 2, *("beat",) * 2, "service-create", "service-change", "service-delete", "health", "metadata")
         path = f"{version}/ns/instance"
         match kind:
             case "register":
-                return Request(kind, "POST", path, self.instance(place) | self.some(weight=("1.0", "2.5", "0", "100"), enabled=("true", "false"), healthy=("true",)) | {"metadata": self.metadata(place)}, form)
+                one = self.instance(place)
+                self.registered.add((place, one["ip"], one["port"]))
+                return Request(kind, "POST", path, one | self.some(weight=("1.0", "2.5", "0", "100"), enabled=("true", "false"), healthy=("true",)) | {"metadata": self.metadata(place)}, form)
+            case "override" | "patch" if (place, (one := self.instance(place))["ip"], one["port"]) not in self.registered:
+                # The original keeps what is said of an instance that is not there, for the time when it is; Kingpost refuses it (`odd`).
+                return Request("deregister", "DELETE", path, one)
             case "override":
-                return Request(kind, "PUT", path, self.instance(place) | self.some(weight=("1.0", "3", "0"), enabled=("true", "false")) | {"metadata": self.metadata(place)}, form)
+                return Request(kind, "PUT", path, one | self.some(weight=("1.0", "3", "0"), enabled=("true", "false")) | {"metadata": self.metadata(place)}, form)
             case "patch":
-                return Request(kind, "PATCH", path, self.instance(place) | self.some(weight=("4", "0"), enabled=("true", "false"), metadata=(self.metadata(place),)))
+                return Request(kind, "PATCH", path, one | self.some(weight=("4", "0"), enabled=("true", "false"), metadata=(self.metadata(place),)))
             case "deregister":
                 return Request(kind, "DELETE", path, self.instance(place))
             case "beat":
@@ -215,7 +223,7 @@ class Sequence:
 
     def reads(self):
         """Gives ways to ask about what the sequence changes."""
-        place = self.place()
+        place = self.last if self.chance(0.6) else self.place()
         service, one = self.service(place), self.instance(place)
         page = {"pageNo": self.choose(1, 1, 2), "pageSize": self.choose(10, 1)}
         where = {key: value for key, value in service.items() if key != "serviceName"}
@@ -330,6 +338,9 @@ class Pair:
         publish = Request("publish", "POST", "v1/cs/configs", entry | {"content": content}, True)
         self.told.append(publish)
         answers = [None, None]
+        # A client with a gray release is told of changes of the other content by the original, which then shows it the same as before.
+        for node in self.nodes:
+            node.ask(Request("stop-beta", "DELETE", "v1/cs/configs", entry | {"beta": "true"}))
 
         def wait(number, port):
             node = Node(port)
