@@ -179,13 +179,16 @@ class Sequence:
             case "deregister":
                 return Request(kind, "DELETE", path, self.instance(place))
             case "beat":
-                one = self.instance(place)
-                if self.chance(0.5):
+                # As clients name it: the original refuses a name without its group. A beat describes an ephemeral instance.
+                one = self.instance(place) | {"serviceName": f"{place[1] or 'DEFAULT_GROUP'}@@{place[0]}"}
+                if self.chance(0.5) and not self.persistent[place]:
                     beat = {"ip": one["ip"], "port": one["port"], "serviceName": f"{place[1] or 'DEFAULT_GROUP'}@@{place[0]}", "cluster": one.get("clusterName", "DEFAULT"), "weight": 1.0, "metadata": LEASE, "scheduled": True}
                     one["beat"] = json.dumps(beat)
                 return Request(kind, "PUT", f"{path}/beat", one)
             case "service-create" | "service-change":
                 method = "POST" if kind == "service-create" else "PUT"
+                # Version 1 of the original makes persistent services only, which then refuse ephemeral instances.
+                version = version if self.persistent[place] else "v2"
                 return Request(kind, method, f"{version}/ns/service", self.service(place) | {"protectThreshold": self.choose("0", "0.5", "1")} | self.some(metadata=('{"a": "b"}', "a=b,c=d")) | {"ephemeral": str(not self.persistent[place]).lower()}, form)
             case "service-delete":
                 return Request(kind, "DELETE", f"{version}/ns/service", self.service(place))
