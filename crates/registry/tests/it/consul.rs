@@ -599,6 +599,21 @@ async fn a_session_is_refused_without_its_checks() {
     node.end().await;
 }
 
+/// Maintenance survives a registration, unless its client asks for all checks to be replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn maintenance_is_a_check_that_is_replaced() {
+    let node = Node::alone().await;
+    let body = json!({ "Name": "web", "Check": { "TTL": "60s", "Status": "passing" } });
+    node.put("/v1/agent/service/register", &body).await;
+    node.put("/v1/agent/service/maintenance/web?enable=true&reason=work", &Value::Null).await;
+    for (query, there) in [("", true), ("?replace-existing-checks=true", false)] {
+        node.put(&format!("/v1/agent/service/register{query}"), &body).await;
+        let checks = node.get("/v1/agent/checks").await;
+        assert_eq!(checks.get("_service_maintenance:web").is_some(), there, "{query}: {checks}");
+    }
+    node.end().await;
+}
+
 /// A session is of a node of the catalog, and ends when the node is deregistered; one of the client's own host needs none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_with_its_node() {

@@ -267,6 +267,10 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         let list = checks::registered(&read.checks, before, replaced, true)?;
         let mut kept = read.kept.clone();
         kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
+        // At Consul maintenance is a check, and is replaced as the others are.
+        if replaced {
+            kept.reason.clear();
+        }
         // Tags that others have set stay while the agent repeats its own.
         if let Some(before) = known.map(|instance| Kept::of(instance)).filter(|_| kept.enable_tag_override)
             && before.own_tags.as_ref() == Some(&kept.tags)
@@ -282,6 +286,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
             health: Some(health),
             check,
             location: read.location.clone(),
+            isolate: replaced.then_some(false),
             ..Registration::new(id.clone(), service.clone(), &host, read.port)
         };
         Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
