@@ -150,7 +150,7 @@ impl Call<'_> {
         Ok(result(&description))
     }
 
-    /// Answers a request of version 2, whose answers are in an envelope.
+    /// Answers a request of version 2, whose answers are in an envelope, but for those to beats.
     async fn version_2(&self, method: &str, path: &[&str]) -> Result<Reply, ApiError> {
         let done = |reply: Result<Reply, ApiError>| reply.map(|_| result(&"ok"));
         match (method, path) {
@@ -159,7 +159,7 @@ impl Call<'_> {
             ("PATCH", ["instance"]) => done(self.overrides(false).await),
             ("DELETE", ["instance"]) => done(self.deregister().await),
             ("GET", ["instance"]) => Ok(result(&self.instance().await?)),
-            ("PUT", ["instance", "beat"]) => Ok(result(&self.beat().await?)),
+            ("PUT", ["instance", "beat"]) => Ok(Reply::ok(&self.beat().await?)),
             ("PUT" | "DELETE", ["instance", "metadata", "batch"]) => Ok(result(&self.metadata(method == "PUT").await?)),
             ("PUT", ["health"] | ["health", "instance"]) => self.report().await.map(|()| result(&"ok")),
             ("GET", ["instance", "list"]) => {
