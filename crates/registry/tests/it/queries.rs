@@ -173,6 +173,12 @@ async fn queries_templates_and_sessions_over_two_nodes() {
     let gone = send(&one, NO_TOKEN, "DELETE", &format!("/v1/query/{id}"), &Value::Null).await;
     assert_eq!(gone.0, 404, "{}", gone.1);
     assert_eq!(send(&one, NO_TOKEN, "PATCH", "/v1/query", &Value::Null).await.0, 405);
+    // As at Consul, a change and a deletion are answered with nothing.
+    let short = json!({ "Name": "short", "Service": { "Service": "x" } });
+    let path = format!("/v1/query/{}", create(&one, NO_TOKEN, "default", &short).await);
+    for (method, body) in [("PUT", &short), ("DELETE", &Value::Null)] {
+        assert_eq!(send(&one, NO_TOKEN, method, &path, body).await, (200, Value::String(String::new())), "{method}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -116,7 +116,7 @@ async fn update(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.changes_query(&existing(call, id)?)?;
     write(call, &query, false).await?;
     call.audit("query/update", id);
-    Ok(Reply::ok(&Value::Null))
+    Ok(Reply::empty(StatusCode::OK))
 }
 
 fn existing(call: &Call<'_>, id: &str) -> Result<Query, ApiError> {
@@ -169,7 +169,7 @@ async fn remove(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     });
     change.await?;
     call.audit("query/delete", id);
-    Ok(Reply::ok(&Value::Null))
+    Ok(Reply::empty(StatusCode::OK))
 }
 
 /// Shows which query a name stands for; a template as it is for that name.
