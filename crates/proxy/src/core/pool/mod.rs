@@ -557,9 +557,8 @@ impl Core {
         }
         let client = &mut self.clients[c];
         client.since = self.now;
-        client.waiting = true;
-        self.metrics.clients_waiting.add(1);
         let waiter = Waiter { client: client.token, request, since: self.now, told: false };
+        self.start_waiting(c);
         self.pools[p].queue(request != NodeRequest::Primary).push_back(waiter);
         false
     }
@@ -720,6 +719,13 @@ impl Core {
         seated
     }
 
+    /// Notes that a client waits.
+    pub(in crate::core) fn start_waiting(&mut self, c: usize) {
+        self.clients[c].waiting = true;
+        self.metrics.clients_waiting.add(1);
+    }
+
+    /// Notes that a client no longer waits, if it does.
     pub(in crate::core) fn stop_waiting(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if std::mem::take(&mut client.waiting) {

@@ -183,8 +183,7 @@ impl Core {
         if strong.unproven.back() != Some(&(since, token)) {
             strong.unproven.push_back((since, token));
         }
-        self.clients[c].waiting = true;
-        self.metrics.clients_waiting.add(1);
+        self.start_waiting(c);
         Hold::Wait
     }
 
@@ -261,8 +260,7 @@ impl Core {
         if first {
             strong.deadlines.push_back((deadline, token));
         }
-        self.clients[c].waiting = true;
-        self.metrics.clients_waiting.add(1);
+        self.start_waiting(c);
         true
     }
 

@@ -136,14 +136,12 @@ impl Core {
             login.tunnel = Some(tunnel);
         }
         client.since = self.now;
-        client.waiting = true;
-        self.metrics.clients_waiting.add(1);
         self.awaiting_primary.push_back(client.token);
+        self.start_waiting(c);
         if self.awaiting_primary.len() > self.clients.len() {
             // Some have left.
-            let clients = &self.clients;
-            self.awaiting_primary
-                .retain(|&waits| clients.get(waits.index()).is_some_and(|client| client.token == waits));
+            let waiting = std::mem::take(&mut self.awaiting_primary);
+            self.awaiting_primary = waiting.into_iter().filter(|&token| self.is_client(token)).collect();
         }
     }
 
