@@ -45,11 +45,8 @@ impl Registry {
         let Some(kv) = self.inner().kv.as_ref().filter(|_| !sessions.is_empty()) else {
             return self.kv_wait(&space, rows, after, deadline).await;
         };
-        let all_live = || {
-            let state = kv.state();
-            state.space(namespace).is_some_and(|space| sessions.iter().all(|id| space.session(id).is_some()))
-        };
-        let has_changed = || kv.index(&space, &rows) > after || !all_live();
+        let has_changed =
+            || kv.index(&space, &rows) > after || sessions.iter().any(|id| !self.knows_session(namespace, id));
         tokio::select! {
             woken = self.kv_wait_until(&space, rows.clone(), has_changed, deadline) => woken,
             woken = self.kv_wait_until(namespace, Subject::Sessions, has_changed, deadline) => woken,

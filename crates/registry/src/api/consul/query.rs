@@ -85,8 +85,8 @@ async fn list(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 async fn get(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.caller.enters(Access::Read, call.namespace.as_str())?;
-    let (blocked, _) = call.queries().await?;
-    let Some(found) = by_id(&call.context.registry, &call.namespace, id) else { return Ok(not_found()) };
+    let (blocked, queries) = call.queries().await?;
+    let Some(found) = queries.into_iter().find(|found| found.row.id == id) else { return Ok(not_found()) };
     if let Some(resource) = found.row.resource() {
         call.needs(Access::Read, resource)?;
     }
