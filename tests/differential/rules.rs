@@ -378,17 +378,14 @@ fn lost_server(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
         |fields: &Fields| fields.code() == "08P01" && fields.get(b'M').starts_with("unexpected message type");
     if let Some(Reply::Error(other)) = proxied
         && is_breach(fields)
-        && is_breach(other)
     {
-        return Some(Verdict::Same);
-    }
-    // Where nothing else than that Close breaches the protocol, CopyFail ends the statement only.
-    if let Some(Reply::Error(other)) = proxied
-        && is_breach(fields)
-        && fields.get(b'M').contains("0x43")
-        && other.code() == "57014"
-    {
-        return Some(Verdict::Over);
+        if is_breach(other) {
+            return Some(Verdict::Same);
+        }
+        // Where nothing else than that Close breaches the protocol, CopyFail ends the statement only.
+        if fields.get(b'M').contains("0x43") && other.code() == "57014" {
+            return Some(Verdict::Over);
+        }
     }
     let ended = fields.get(b'V') == "FATAL" && fields.code() == "08P01";
     (ended && !scene.config.session_mode).then_some(Verdict::Over)
