@@ -191,7 +191,7 @@ impl Stream {
         };
         let next = Lsn(self.reader.position().0 + 1);
         tokio::select! {
-            _ = mark.reached(next), if tail.timeline == self.reader.timeline() => {}
+            _ = mark.reached(next), if self.reader.awaits(tail) => {}
             _ = log.changes().reached(changes + 1) => {}
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use watermark::Lsn;
 
 use super::segment::PAGE;
-use super::{Log, ReadError, Segment, Timeline, lock};
+use super::{Log, ReadError, Segment, Tail, Timeline, lock};
 
 /// Limit of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,18 +82,17 @@ impl Reader {
     pub(super) fn open(log: Arc<Log>, timeline: Timeline, at: Lsn) -> Result<Reader, ReadError> {
         let tail = log.tail();
         let mut ended = None;
-        if tail.timeline == timeline {
-            // Received WAL is on its way to the disk: it can be read a moment later.
-            if at > tail.written.get() {
-                return Err(ReadError::AheadOfFlush { requested: at, flushed: tail.flushed.get() });
-            }
-        } else {
+        if tail.timeline != timeline {
             let history = log.parsed_history(tail.timeline);
             let (left_at, next) = history.left(timeline).ok_or(ReadError::UnknownTimeline { timeline })?;
             if at > left_at {
                 return Err(ReadError::NotInHistory { requested: at, timeline, forked_at: left_at });
             }
             ended = Some((left_at, next));
+        }
+        // Received WAL is on its way to the disk: it can be read a moment later.
+        if at > tail.written.get() {
+            return Err(ReadError::AheadOfFlush { requested: at, flushed: tail.flushed.get() });
         }
         let mut reader = Reader { log, timeline, position: at, ended, file: None };
         // Reported now, not with the first chunk: a standby that gets the error at once looks elsewhere.
@@ -125,8 +124,8 @@ impl Reader {
         let limit = self.limit(serve);
         if self.position >= limit {
             return Ok(match self.ended {
-                Some((at, next)) => Next::EndOfTimeline { next, at },
-                None => Next::CaughtUp,
+                Some((at, next)) if self.position >= at => Next::EndOfTimeline { next, at },
+                _ => Next::CaughtUp,
             });
         }
         let size = self.log.identity().segment_size;
@@ -144,19 +143,27 @@ impl Reader {
         Ok(Next::Chunk(chunk))
     }
 
+    /// True if the position's next byte will be at this tail: it is of the reader's timeline, or begins with the rest of it.
+    #[must_use]
+    pub fn awaits(&self, tail: &Tail) -> bool {
+        tail.timeline == self.timeline || self.ended.is_some_and(|(at, _)| self.position < at)
+    }
+
     /// Returns the limit of reading; notices the end of the timeline.
     fn limit(&mut self, serve: Serve) -> Lsn {
+        let tail = self.log.tail();
+        let held = match serve {
+            Serve::Flushed => tail.flushed.get(),
+            Serve::Written => tail.written.get(),
+        };
+        if tail.timeline == self.timeline {
+            return held;
+        }
         if self.ended.is_none() {
-            let tail = self.log.tail();
-            if tail.timeline == self.timeline {
-                return match serve {
-                    Serve::Flushed => tail.flushed.get(),
-                    Serve::Written => tail.written.get(),
-                };
-            }
             self.ended = self.log.parsed_history(tail.timeline).left(self.timeline);
         }
-        self.ended.map_or(self.position, |(at, _)| at)
+        // A log that was begun after the switch begins with the segment's start, before the switch point: it may not have reached that yet.
+        self.ended.map_or(self.position, |(at, _)| at.min(held))
     }
 
     fn open_file(&mut self) -> Result<(Segment, Arc<File>), ReadError> {

@@ -121,6 +121,43 @@ fn goes_on_after_the_switch_point_and_after_a_restart() {
 }
 
 #[test]
+fn a_log_that_begins_after_a_switch_gives_of_the_old_timeline_what_it_has() {
+    let wal = some_wal();
+    let [at, _] = forks(&wal);
+    let new = forked(&wal, at);
+    let from = identity().segment_size.start_of(at);
+    let half = new.end_before(Lsn(from.0 + (at.0 - from.0) / 2));
+    assert!(from < half && half < at);
+    let dir = tempfile::tempdir().unwrap();
+    let start = Some(Start { timeline: Timeline(2), at: from });
+    let (mut writer, log) = Log::open(LogOptions { start, ..options(dir.path()) }).unwrap();
+    log.store_history(Timeline(2), &history(1, at)).unwrap();
+    let (bytes, end) = read_all(&log, 1, from);
+    assert!(bytes.is_empty() && matches!(end, Next::CaughtUp), "{end:?}");
+    let mut follower = log.reader(Timeline(1), from).unwrap();
+    assert!(follower.awaits(&log.tail()));
+
+    feed(&mut writer, &new, half);
+    writer.flush().unwrap();
+    for serve in [Serve::Flushed, Serve::Written] {
+        let end = log.reader(Timeline(1), half).unwrap().next(serve, 1).unwrap();
+        assert!(matches!(end, Next::CaughtUp), "{end:?}");
+    }
+    let (bytes, end) = read_all(&log, 1, from);
+    assert!(bytes == wal.range(from, half) && matches!(end, Next::CaughtUp), "{end:?}");
+    let error = log.reader(Timeline(1), Lsn(half.0 + 8)).unwrap_err();
+    assert!(matches!(error, ReadError::AheadOfFlush { .. }), "{error}");
+
+    feed(&mut writer, &new, new.at());
+    writer.flush().unwrap();
+    let (bytes, end) = read_all(&log, 1, from);
+    assert!(bytes == wal.range(from, at));
+    assert!(matches!(end, Next::EndOfTimeline { next: Timeline(2), at: ends } if ends == at), "{end:?}");
+    while matches!(follower.next(Serve::Flushed, 1 << 20).unwrap(), Next::Chunk(_)) {}
+    assert!(!follower.awaits(&log.tail()), "only the end of the timeline is left");
+}
+
+#[test]
 fn killed_after_any_step_of_a_switch() {
     let wal = some_wal();
     let [at, _] = forks(&wal);
