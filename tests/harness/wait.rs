@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 /// Limit for anything that should take well under a second, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
-const POLL: Duration = Duration::from_millis(20);
+/// Shortest and longest pause between two looks at a condition. Most looks are a connection of their own, which costs a server a process.
+const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(50));
 const TAIL_LINES: usize = 30;
 const TAIL_BYTES: usize = 256 << 10;
 const LINE_CHARS: usize = 400;
@@ -25,14 +26,16 @@ pub async fn wait_until<T>(
     let start = Instant::now();
     loop {
         // The condition itself may hang, as with a connection to a stopped server.
-        let left = limit.saturating_sub(start.elapsed()).max(POLL);
+        let left = limit.saturating_sub(start.elapsed()).max(POLL.1);
         if let Ok(Some(value)) = tokio::time::timeout(left, condition()).await {
             return value;
         }
-        if start.elapsed() >= limit {
+        let waited = start.elapsed();
+        if waited >= limit {
             panic!("waited {limit:?} in vain for {what}\n{}", tails(logs));
         }
-        tokio::time::sleep(POLL).await;
+        // A tenth of the wait at most is lost by the pause.
+        tokio::time::sleep((waited / 10).clamp(POLL.0, POLL.1)).await;
     }
 }
 
