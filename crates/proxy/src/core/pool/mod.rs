@@ -90,6 +90,8 @@ pub(in crate::core) struct Pool {
     pub dismissed: u64,
     /// The view's epoch for which all nodes' session settings are known.
     pub settings_asked: Option<u64>,
+    /// True if a read went to the primary because the primary's session settings are not known yet.
+    pub settings_wanted: bool,
     /// True if a server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
     /// The traffic rules for the pool's statements, as of when one was last asked about.
@@ -403,6 +405,7 @@ impl Core {
             greetings: Greetings::default(),
             greeted_by: None,
             settings_asked: None,
+            settings_wanted: false,
             odd_strings: false,
             traffic_rules: PoolTrafficRules::default(),
             gate: self.settings.gate(&key.database, &key.user),

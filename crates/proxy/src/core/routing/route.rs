@@ -172,6 +172,7 @@ impl Core {
         }
         if !self.pools[p].namespace.is_agreed() && self.view.primary.is_some() {
             // Other nodes' sessions begin with the primary's values, which no session has told yet.
+            self.pools[p].settings_wanted = true;
             return self.view.primary;
         }
         let standby = self.clients[c].unit.standby;

@@ -240,7 +240,9 @@ impl Core {
             self.dismiss_clients(p);
             let pool = &self.pools[p];
             let epoch = self.view.epoch;
-            if pool.settings_asked == Some(epoch) || pool.paused || pool.suspended || pool.clients <= pool.tunnels {
+            // Clients that come for one statement each are seldom there at a tick.
+            let is_used = pool.clients > pool.tunnels || pool.settings_wanted;
+            if pool.settings_asked == Some(epoch) || pool.paused || pool.suspended || !is_used {
                 continue;
             }
             let mut all = true;
@@ -248,7 +250,8 @@ impl Core {
                 all &= self.ask_node_for_settings(p, NodeId(node as u16));
             }
             if all {
-                self.pools[p].settings_asked = Some(epoch);
+                let pool = &mut self.pools[p];
+                (pool.settings_asked, pool.settings_wanted) = (Some(epoch), false);
             }
         }
     }
