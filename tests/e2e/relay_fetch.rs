@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use kingpost_tests::certs::Authority;
-use kingpost_tests::{Cluster, Port, Relay, ShowLogs, kingpost_bin};
+use kingpost_tests::{Cluster, Cut, Link, Port, Relay, ShowLogs, kingpost_bin};
 
 use crate::relay::wait_durable;
 
@@ -120,4 +120,46 @@ async fn a_server_recovers_from_a_relay_on_another_host() {
     let whole = low % SEGMENT;
     assert!(fetched.len() == SEGMENT && fetched[..whole] == held[..whole]);
     assert!(fetched[whole..].iter().all(|byte| *byte == 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_ahead_of_the_relay_keeps_its_own_segment() {
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let (primary, standby) = (cluster.primary(), cluster.replica(0));
+    let link = Cut::to(primary.port());
+    let mut relay = Relay::of(&cluster, link.port());
+    relay.start().await;
+    primary.execute("CREATE TABLE t AS SELECT n FROM generate_series(1, 1000) n").await;
+    wait_durable(&relay, primary).await;
+    link.set(Link::BlackHole);
+    primary.execute("INSERT INTO t SELECT generate_series(1001, 20000)").await;
+    standby.wait_caught_up(primary).await;
+
+    // Each time that its stream ends the server asks for the segment that it was receiving.
+    let scratch = tempfile::tempdir().unwrap();
+    assert!(Command::new("chmod").arg("777").arg(scratch.path()).status().unwrap().success());
+    let asked = scratch.path().join("asked");
+    let command = format!(
+        "echo %f >> {}; exec {} relay fetch %f %p --from 127.0.0.1:{}",
+        asked.display(),
+        kingpost_bin().display(),
+        relay.port()
+    );
+    standby.execute(&format!("ALTER SYSTEM SET restore_command = '{command}'")).await;
+    standby.execute("SELECT pg_reload_conf()").await;
+    standby.wait_value("SELECT current_setting('restore_command') <> ''", "t").await;
+    primary.kill9().await;
+    let times = || {
+        let asked = std::fs::read_to_string(&asked).unwrap_or_default();
+        asked.lines().filter(|name| *name == "000000010000000000000001").count()
+    };
+    cluster.wait("the standby to ask the relay", async || (times() > 2).then_some(())).await;
+
+    standby.promote().await;
+    assert_eq!(standby.query("SELECT count(*) FROM t").await, "20000");
+    standby.execute("INSERT INTO t VALUES (0)").await;
+    standby.kill9().await;
+    standby.start().await;
+    assert_eq!(standby.query("SELECT count(*) FROM t").await, "20001");
 }

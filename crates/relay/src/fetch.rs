@@ -13,7 +13,7 @@ use wire::replication::position;
 
 use crate::ask::{RelayAccess, history, identify, show};
 use crate::error::{Cause, SessionError};
-use crate::log::{FetchError, LogError, NewFile, Segment, SegmentSize, Timeline};
+use crate::log::{FetchError, Identity, LogError, NewFile, Segment, SegmentSize, Timeline};
 use crate::session::{STEP, Session, Started};
 use crate::upstream::parse_size;
 
@@ -46,7 +46,8 @@ impl From<LogError> for FetchFromError {
 }
 
 /// Fetches the segment or history file `name` to `target`, which is complete or not there. An incomplete segment is given up to the relay's durable
-/// position, with zeroes behind, as in a server's own. Blocking; the relay may be silent for 10 s at most.
+/// position, with zeroes behind, as in a server's own, but
+/// not to a server that has more of it ([`NewFile::complete_segment`]). Blocking; the relay may be silent for 10 s at most.
 ///
 /// # Errors
 /// [`FetchFromError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
@@ -96,9 +97,9 @@ fn fetch(relay: &RelayAccess<'_>, name: &str, target: &Path) -> Result<(), Fetch
         return Err(not_held(relay, name));
     }
     file.extend_to(size.bytes())?;
-    file.complete()?;
     session.leave();
-    Ok(())
+    let identity = Identity { system_id: remote.system, segment_size: size };
+    if file.complete_segment(&identity, segment)? { Ok(()) } else { Err(not_held(relay, name)) }
 }
 
 /// An error of fetching a file from the archive.
@@ -112,8 +113,8 @@ pub enum FetchArchivedError {
     File(#[from] FetchError),
 }
 
-/// Fetches the segment or history file `name` from the archive to `target`, which is complete or not there. False: the archive does not hold it. A segment
-/// that never became whole is given as far as it was archived, with zeroes behind.
+/// Fetches the segment or history file `name` from the archive to `target`, which is complete or not there. False: the archive does not hold it, or the
+/// server has more of the segment ([`NewFile::complete_segment`]). A segment that never became whole is given as far as it was archived, with zeroes behind.
 ///
 /// # Errors
 /// The archive does not answer or is damaged, or the file cannot be written.
@@ -134,11 +135,15 @@ pub async fn fetch_archived(config: &ArchiveConfig, name: &str, target: &Path) -
         })
         .await?;
     let Some(mut copy) = copy.filter(|_| found) else { return Ok(false) };
-    if !file.is_history() {
-        copy.extend_to(archive.identity().segment_size).map_err(FetchError::from)?;
-    }
-    copy.complete().map_err(FetchError::from)?;
-    Ok(true)
+    let of = archive.identity();
+    let size = SegmentSize::new(of.segment_size).map_err(FetchError::from)?;
+    let Some(segment) = Segment::of_name(name, size) else {
+        copy.complete().map_err(FetchError::from)?;
+        return Ok(true);
+    };
+    copy.extend_to(size.bytes()).map_err(FetchError::from)?;
+    let identity = Identity { system_id: of.system_id, segment_size: size };
+    Ok(copy.complete_segment(&identity, segment).map_err(FetchError::from)?)
 }
 
 /// Receives from `begin` up to `end`, or to the end of the timeline. False: no WAL.

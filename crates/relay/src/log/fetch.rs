@@ -12,7 +12,7 @@ use super::{FetchError, Identity, LogError, Segment, Timeline, identify};
 
 /// Copies the segment or history file `name` from the log in `dir` to `target`, whether or not a process has the log open. `target` is complete or
 /// not there. The segment being written is copied too, up to its current end: recovery finds the end of WAL in it. Everything in the copy is durable
-/// in the log.
+/// in the log. A segment of which the server itself has more is not copied ([`NewFile::complete_segment`]).
 ///
 /// # Errors
 /// [`FetchError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
@@ -43,7 +43,8 @@ pub fn fetch(dir: &Path, name: &str, target: &Path) -> Result<(), FetchError> {
     if !has_still_that_name(&file, &source)? {
         return Err(not_held());
     }
-    Ok(copy.complete()?)
+    let Some(segment) = segment else { return Ok(copy.complete()?) };
+    if copy.complete_segment(&identity, segment)? { Ok(()) } else { Err(not_held()) }
 }
 
 /// True if the segment holds WAL.

@@ -100,3 +100,49 @@ fn fetches_what_is_held_and_nothing_else() {
     assert!(matches!(fetch(dir.path(), "000000010000000000000005", &nowhere), Err(FetchError::Log(_))));
     assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "nothing half done is left");
 }
+
+#[test]
+fn a_server_that_has_more_of_a_segment_keeps_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = tempfile::tempdir().unwrap();
+    let target = to.path().join("RECOVERYXLOG");
+    let wal = some_wal();
+    let (mut writer, _log) = open(dir.path()).unwrap();
+    let half = wal.end_before(Lsn(BEGIN.0 + MB / 2));
+    feed(&mut writer, &wal, half);
+    let name = "000000010000000000000005";
+    let own = to.path().join(name);
+    let whole = wal.range(BEGIN, Lsn(BEGIN.0 + MB));
+    let held = (half.0 - BEGIN.0) as usize;
+    let filled = |end: usize, rest: u8| [&whole[..end], &vec![rest; MB as usize - end]].concat();
+    // A recycled file ends in pages of another address.
+    let recycled = {
+        let mut bytes = filled(held.next_multiple_of(8192), 0);
+        bytes.truncate(held.next_multiple_of(8192));
+        bytes[held..].fill(0);
+        [bytes, whole.to_vec()].concat()[..MB as usize].to_vec()
+    };
+    for (case, bytes, copied) in [
+        ("the same", filled(held, 0), true),
+        ("less", filled(held - 9000, 0), true),
+        ("nothing", filled(0, 0), true),
+        ("recycled", recycled, true),
+        ("another's", vec![7; MB as usize], true),
+        ("short", whole[..4000].to_vec(), true),
+        ("a record more", filled(held + 200, 0), false),
+        ("pages more", filled(held + 20_000, 0), false),
+        ("all", whole.to_vec(), false),
+    ] {
+        fs::write(&own, &bytes).unwrap();
+        match fetch(dir.path(), name, &target) {
+            Ok(()) => assert!(copied, "{case}"),
+            Err(FetchError::NotHeld { .. }) => assert!(!copied && !target.exists(), "{case}"),
+            Err(error) => panic!("{case}: {error}"),
+        }
+        assert!(fs::read(&own).unwrap() == bytes, "{case}");
+        let _ = fs::remove_file(&target);
+    }
+    // Asked for by a name of its own, the file is what it is at the relay.
+    fetch(dir.path(), name, &own).unwrap();
+    assert!(fs::read(&own).unwrap()[..held] == whole[..held]);
+}
