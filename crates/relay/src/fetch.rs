@@ -46,8 +46,8 @@ impl From<LogError> for FetchFromError {
 }
 
 /// Fetches the segment or history file `name` to `target`, which is complete or not there. An incomplete segment is given up to the relay's durable
-/// position, with zeroes behind, as in a server's own, but
-/// not to a server that has more of it ([`NewFile::complete_segment`]). Blocking; the relay may be silent for 10 s at most.
+/// position, with zeroes behind, as in a server's own, but not to a server that has more of it ([`NewFile::complete_segment`]). Blocking; the relay
+/// may be silent for 10 s at most.
 ///
 /// # Errors
 /// [`FetchFromError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
