@@ -109,12 +109,6 @@ impl Reader {
         self.position
     }
 
-    /// Returns the timeline of the reader.
-    #[must_use]
-    pub fn timeline(&self) -> Timeline {
-        self.timeline
-    }
-
     /// Returns the next bytes and moves behind them: at most `max` (but up to a page in any case), from one segment; a longer chunk ends at a page
     /// boundary, as with a server's own sender.
     ///

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::super::{FetchError, Next, Serve, fetch};
+use super::super::{FetchError, Next, PAGE_BYTES, Serve, fetch};
 use super::*;
 
 #[test]
@@ -114,23 +114,19 @@ fn a_server_that_has_more_of_a_segment_keeps_its_own() {
     let own = to.path().join(name);
     let whole = wal.range(BEGIN, Lsn(BEGIN.0 + MB));
     let held = (half.0 - BEGIN.0) as usize;
-    let filled = |end: usize, rest: u8| [&whole[..end], &vec![rest; MB as usize - end]].concat();
-    // A recycled file ends in pages of another address.
-    let recycled = {
-        let mut bytes = filled(held.next_multiple_of(8192), 0);
-        bytes.truncate(held.next_multiple_of(8192));
-        bytes[held..].fill(0);
-        [bytes, whole.to_vec()].concat()[..MB as usize].to_vec()
-    };
+    let filled = |end: usize| [&whole[..end], &vec![0; MB as usize - end]].concat();
+    // Behind its last page a recycled file has pages of another address.
+    let page_end = held.next_multiple_of(PAGE_BYTES);
+    let recycled = [&filled(held)[..page_end], &whole[..MB as usize - page_end]].concat();
     for (case, bytes, copied) in [
-        ("the same", filled(held, 0), true),
-        ("less", filled(held - 9000, 0), true),
-        ("nothing", filled(0, 0), true),
+        ("the same", filled(held), true),
+        ("less", filled(held - 9000), true),
+        ("nothing", filled(0), true),
         ("recycled", recycled, true),
         ("another's", vec![7; MB as usize], true),
         ("short", whole[..4000].to_vec(), true),
-        ("a record more", filled(held + 200, 0), false),
-        ("pages more", filled(held + 20_000, 0), false),
+        ("a record more", filled(held + 200), false),
+        ("pages more", filled(held + 20_000), false),
         ("all", whole.to_vec(), false),
     ] {
         fs::write(&own, &bytes).unwrap();
